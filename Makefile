@@ -1,5 +1,5 @@
 # make demo | check | test                          what everybody needs
-# make test-all | chaos | fuzz | compat | browser   what takes longer
+# make test-all | chaos | simulate | fuzz | compat | browser   what takes longer
 # make install | bench | docs | screenshots | dist-check | clean      (docs/contributing.md says what each does)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -11,6 +11,7 @@ JOBS ?= 3
 PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ROUNDS ?= 5
 EXAMPLES ?= 1000
+SEEDS ?= 20
 export DAGSTER_DISABLE_TELEMETRY := yes
 # The tests and the demo stay on this machine; a proxy would only break loopback.
 export NO_PROXY := 127.0.0.1,localhost
@@ -18,7 +19,7 @@ export no_proxy := 127.0.0.1,localhost
 
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
-.PHONY: install java chromium promtool demo test test-all check bench chaos fuzz compat browser docs screenshots dist-check clean
+.PHONY: install java chromium promtool demo test test-all check bench chaos simulate fuzz compat browser docs screenshots dist-check clean
 
 # -- each target installs what it runs, and adds to what others have installed ---------------------------------------
 RUNTIME := $(VENV)/.runtime
@@ -107,6 +108,12 @@ bench: java $(TEST)
 chaos: java $(TEST)
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) -m "chaos" --durations 15 $(ARGS)
 	$(BIN)/python tests/chaos/run.py $(if $(MINUTES),--minutes $(MINUTES),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(FAULTS)
+
+# The whole control plane in one process and in virtual time, under faults (tests/simulation). SEEDS=1000; one line of
+# its output replays a failure: ARGS="--seed 7". ARGS="--mutants" plants bugs, which it must find.
+simulate: java $(TEST)
+	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=500 $(PYTEST) -q --timeout 7200 tests/simulation/test_servers_alike.py
+	cd tests/simulation && PYTHONHASHSEED=0 PYTHONPATH=$(CURDIR):$(CURDIR)/tests/rigs $(CURDIR)/$(BIN)/python -m storm_simulation --seeds $(SEEDS) $(ARGS)
 
 # Everything that is generated: EXAMPLES for each property, drawn at random; what fails is repeated the next time.
 fuzz: java $(TEST)

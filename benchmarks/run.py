@@ -112,13 +112,21 @@ def main() -> None:
         "--only",
         choices=[
             "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
-            "submission", "start",
+            "submission", "start", "peers",
         ],
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
     parser.add_argument("--like", default="", help="only the data plane's rows with this in their name")
-    parser.add_argument("--markdown", type=Path, help="the document whose data-plane table is replaced")
+    parser.add_argument(
+        "--markdown", type=Path, help="the document whose table (of the data plane, or beside peers) is replaced"
+    )
     options = parser.parse_args()
+    if options.only == "peers":
+        # Only if it is asked for: it fetches other engines.
+        from peers import report as peers_report
+
+        peers_report(quick=options.quick, markdown=options.markdown)
+        return
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
     if options.only != "dataplane":
         print("| metric | reference | ours |\n|---|---|---|", flush=True)
@@ -149,6 +157,11 @@ def main() -> None:
 
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             for metric, reference, ours in recovery_report(Path(folder), quick=options.quick):
+                row(metric, reference, ours)
+        from ack_gaps import report as gaps_report
+
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            for metric, reference, ours in gaps_report(Path(folder), quick=options.quick):
                 row(metric, reference, ours)
         if options.only:
             return

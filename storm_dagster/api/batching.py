@@ -17,11 +17,6 @@ class GatheringBolt(Bolt):
 
     _gathers = True
     _current_anchors: Any = None
-    _pulse_secs: float | None = None
-    """Interval of :meth:`_pulse`; set by the bolt's driver."""
-
-    def _pulse(self) -> None:
-        """Handle what is due by time."""
 
     def emit(
         self,
@@ -96,8 +91,11 @@ class BatchingBolt(GatheringBolt):
                 self._undo()
                 self.raise_exception(error, tups[0])
                 if self.auto_fail:
+                    # Not an argument: a class may have a `fail` of its own, as in streamparse.
+                    self._why = error
                     for tup in tups:
                         self.fail(tup)
+                    self._why = None
             except BaseException:
                 # The task restarts: the batch fails with what is gathered.
                 self._undo()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from storm_dagster.api.component import Component
 from storm_dagster.api.dagster_reports import DagsterReports
-from storm_dagster.api.tuples import Tuple
+from storm_dagster.api.tuples import Tuple, TupleId
 
 __all__ = ["AUTO", "Bolt"]
 
@@ -58,7 +58,7 @@ class Bolt(Component):
         self,
         tup: Sequence[Any],
         stream: str | None = None,
-        anchors: Sequence[Tuple] | None = AUTO,
+        anchors: Sequence[Tuple | int | str] | None = AUTO,
         direct_task: int | None = None,
         need_task_ids: bool = False,
     ) -> list[int] | None:
@@ -78,10 +78,17 @@ class Bolt(Component):
         """The effective anchors of an emit or event."""
         return anchors
 
-    def ack(self, tup: Tuple) -> None:
-        """Ack a tuple, through the collector's closure. Only the first ``ack`` or ``fail`` of a tuple counts."""
-        self._bound().ack(tup)
+    def ack(self, tup: Tuple | int | str) -> None:
+        """Ack a tuple (or ``tup.id``), through the collector's closure. Only the first ``ack`` or ``fail`` of a tuple counts."""
+        self._bound().ack(tup._tuple if isinstance(tup, TupleId) else tup)
 
-    def fail(self, tup: Tuple) -> None:
-        """Fail a tuple: its spout is notified now instead of at the timeout."""
-        self._bound().fail(tup)
+    _why: Any = None
+    """Reason of the calls of :meth:`fail` without one."""
+
+    def fail(self, tup: Tuple | int | str, reason: Any = None) -> None:
+        """Fail a tuple (or ``tup.id``): its spout is notified now instead of at the timeout.
+
+        ``reason`` (an exception, or text) is in the dead letter that it may become.
+        """
+        reason = self._why if reason is None else reason
+        self._bound().fail(tup._tuple if isinstance(tup, TupleId) else tup, reason)

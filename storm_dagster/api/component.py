@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.specs import Inputs, Spec
 from storm_dagster.api.streams import Outputs
+from storm_dagster.api.tuples import SYSTEM_TASK, is_tick
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 
@@ -23,6 +25,16 @@ def log(message: str, level: str | int | None = None) -> None:
     """Write ``message`` to the worker's log; ``level`` is ``"debug"``, ``"info"`` (default), ``"warn"``, ``"error"``."""
     number = level if isinstance(level, int) else _LEVELS.get((level or "info").lower(), logging.INFO)
     logger.log(number, "%s", message)
+
+
+class _Late:
+    """Attribute that is read when it is asked for; a component may assign its own, as it may in streamparse."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else self._read(instance)
 
 
 class Collector(Protocol):
@@ -42,7 +54,9 @@ class Collector(Protocol):
 
     def ack_all(self, tups: Sequence[Any]) -> None: ...
 
-    def fail(self, tup: Any) -> None: ...
+    def fail(self, tup: Any, reason: Any = None) -> None: ...
+
+    def give_up(self, *letter: Any) -> None: ...
 
     def event(self, event: DagsterEvent, anchors: Any) -> None: ...
 
@@ -131,25 +145,28 @@ class Component:
 
     # -- names that streamparse users expect ----------------------------------------------------------
 
-    @property
-    def task_id(self) -> int:
-        """Task id."""
-        return self.context.task_id
+    task_id: Any = _Late(lambda self: self.context.task_id)
+    """Task id."""
+    storm_conf: Any = _Late(lambda self: self.conf)
+    """As ``conf``."""
+    component_name: Any = _Late(lambda self: self.context.component)
+    """Component id."""
+    topology_name: Any = _Late(lambda self: self.context.topology_name)
+    """Name of the topology."""
+    debug: Any = _Late(lambda self: bool(self.conf.get("topology.debug")))
+    """Whether ``topology.debug`` is set."""
+    pid: Any = _Late(lambda self: os.getpid())
+    """Process id of the worker."""
 
-    @property
-    def storm_conf(self) -> Mapping[str, Any]:
-        """As ``conf``."""
-        return self.conf
+    @staticmethod
+    def is_tick(tup: Any) -> bool:
+        """Whether the tuple is a tick (``topology.tick.tuple.freq.secs``)."""
+        return is_tick(tup)
 
-    @property
-    def component_name(self) -> str:
-        """Component id."""
-        return self.context.component
-
-    @property
-    def topology_name(self) -> str:
-        """Name of the topology."""
-        return self.context.topology_name
+    @staticmethod
+    def is_heartbeat(tup: Any) -> bool:
+        """Whether the tuple is a heartbeat of the multilang protocol; components in the worker get none."""
+        return tup.task == SYSTEM_TASK and tup.stream == "__heartbeat"
 
     def log(self, message: str, level: str | int | None = None) -> None:
         """Write to the worker's log."""

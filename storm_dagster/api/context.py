@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,21 @@ from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.topology import DEFAULT_STREAM, TopologySpec
 
 __all__ = ["TopologyContext"]
+
+_KEYS = (
+    "task->component",
+    "taskid",
+    "componentid",
+    "stream->target->grouping",
+    "streams",
+    "stream->outputfields",
+    "source->stream->grouping",
+    "source->stream->fields",
+)
+
+
+def _grouping(grouping: Any) -> dict[str, Any]:
+    return {"type": grouping.type.upper(), "fields": list(grouping.fields)}
 
 
 class TopologyContext:
@@ -35,6 +50,7 @@ class TopologyContext:
         owns: Callable[[], bool] | None = None,
         now_ms: Callable[[], int] | None = None,
         assignment_version: int = 0,
+        open_state: Callable[[TopologyContext], TaskState] | None = None,
     ) -> None:
         self.topology_id = topology_id
         self.spec = spec
@@ -49,9 +65,13 @@ class TopologyContext:
         self._tasks = tasks
         self._state_dir = state_dir
         self._state: TaskState | None = None
+        self._open_state = open_state
         self._owns = owns
         self._now_ms = now_ms
         self.assignment_version = assignment_version
+        self.batch_id = ""
+        """Digest of the rows that the function of a :class:`SparkBolt` is called with, in their order: equal rows have an
+        equal id, in whatever task and however often."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 by the worker's monotonic clock, by which windows are cut; simulated in the test
@@ -99,9 +119,9 @@ class TopologyContext:
     def state(self) -> TaskState:
         """The task's durable key-value store, opened at first use."""
         if self._state is None:
-            if self._state_dir is None:
+            if self._open_state is None:
                 raise InvalidRequest("this task has no state folder: set topology.state.dir")
-            self._state = TaskState.open(self._state_dir, self.topology_name, self.component, self.task_id, self._owns)
+            self._state = self._open_state(self)
         return self._state
 
     def restrict(self, owns: Callable[[], bool]) -> None:
@@ -130,14 +150,35 @@ class TopologyContext:
             return self.streams
         if key == "stream->outputfields":
             return {stream: self.output_fields(stream) for stream in self.streams}
-        if key == "source->stream->fields":
+        if key == "stream->target->grouping":
+            targets: dict[str, dict[str, Any]] = {stream: {} for stream in self.streams}
+            for name, _, reading in self.spec.components():
+                for item in reading.inputs:
+                    if item.component == self.component and item.stream in targets:
+                        targets[item.stream][name] = _grouping(item.grouping)
+            return targets
+        if key in ("source->stream->fields", "source->stream->grouping"):
             part = self.spec.component(self.component)
-            found: dict[str, dict[str, list[str]]] = {}
+            found: dict[str, dict[str, Any]] = {}
             for item in part.inputs if part else ():
                 if not item.component.startswith("__"):
-                    found.setdefault(item.component, {})[item.stream] = self.source_fields(item.component, item.stream)
+                    found.setdefault(item.component, {})[item.stream] = (
+                        _grouping(item.grouping)
+                        if key.endswith("grouping")
+                        else self.source_fields(item.component, item.stream)
+                    )
             return found
         raise KeyError(key)
+
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the map, which is the context of the multilang protocol."""
+        return _KEYS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_KEYS)
+
+    def __contains__(self, key: object) -> bool:
+        return key in _KEYS
 
     def get(self, key: str, default: Any = None) -> Any:
         """As ``context[key]``, or ``default``."""

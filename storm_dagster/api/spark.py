@@ -103,7 +103,12 @@ class SparkSpout(Spout):
         row = endpoint.take()
         if row is not None:
             row_id, values = row
-            self.emit(values, tup_id=row_id)
+            try:
+                self.emit(values, tup_id=row_id)
+            except Exception:
+                # Otherwise its batch would wait for ever for an ack.
+                endpoint.fail(row_id)
+                raise
         elif self._owner:
             self._keep_query()
 

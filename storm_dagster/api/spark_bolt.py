@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from storm_dagster.api.spark_session import (
     worker_session,
 )
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["SparkBolt"]
 
 _MOST_PAUSE_SECS = 2.0
+_MOST_ALONE = 3
+"""Rows tried alone that may all raise before the function counts as at fault."""
 
 
 class SparkBolt(Bolt):
@@ -37,8 +41,11 @@ class SparkBolt(Bolt):
 
     A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them (each other
     value counts as eight), or after ``batch_secs`` seconds, whichever is first. Its tuples are acked when the function
-    has returned and its rows are emitted; if it raises, or returns something else, all fail and are replayed, after a
-    pause that grows from 0.1 to 2 s. The same error is reported once, until a batch succeeds. The metrics ``batches``, ``failed_batches``, ``batch_tuples`` and ``batch_ms`` are of the newest batch.
+    has returned and its rows are emitted. If it raises, it is called with the halves of the batch, and so on: a tuple
+    whose row raises alone fails, and the rest is acked. All fail, after a pause that grows from 0.1 to 2 s, if Spark is
+    not reachable, the result is not of that form, or the first three rows tried alone raise. The same error is reported
+    once, until a batch succeeds. A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
+    The metrics ``batches``, ``failed_batches``, ``bad_rows``, ``batch_tuples`` and ``batch_ms`` are of the newest batch.
     """
 
     blocking = True
@@ -69,7 +76,7 @@ class SparkBolt(Bolt):
         self._since = 0.0
         self._pause = 0.1
         self._session: Any = None
-        self._done = self._failed = 0
+        self._done = self._failed = self._bad = 0
         self._errors = ErrorsOnce(self)
 
     @classmethod
@@ -88,6 +95,9 @@ class SparkBolt(Bolt):
         except InvalidRequest:
             self._fields = []
         self._function = resolve_function(self.function)
+        self._takes_context = "context" in [*inspect.signature(self._function).parameters][1:]
+        # The tuples of the batch would time out while it is divided further.
+        self._most_secs = float(conf.get("topology.message.timeout.secs") or 30) / 2
 
     def process(self, tup: Tuple) -> None:
         """Add the tuple to the batch, and run the batch when it is full or old enough."""
@@ -103,57 +113,119 @@ class SparkBolt(Bolt):
         ):
             self._run_batch()
 
+    def _gathered(self) -> list[Tuple]:
+        """Tuples that wait for their batch, which fail when the task closes."""
+        return self._waiting
+
     def process_tick(self, tup: Tuple) -> None:
         """Run a batch that has waited long enough (the spec sets a tick of ``batch_secs``)."""
         if self._waiting and time.monotonic() - self._since >= self.batch_secs * 0.9:
             self._run_batch()
 
     def _run_batch(self) -> None:
-        batch, self._waiting, self._bytes = self._waiting, [], 0
+        """Run the batch, and then the halves of each part that raises, until the rows that raise alone are known.
+
+        If the first rows tried alone all raise, the function is at fault and not a row: the batch fails as a whole.
+        """
+        # It is still gathered, and fails when the task restarts, if the function exits.
+        batch = self._waiting
         began = time.monotonic()
-        try:
-            session = self._session = worker_session(self._conf, self._archive)
-            frame = session.createDataFrame(self._table(batch), self._types(session))
-            rows = self._rows(self._function(frame, **self.function_args))
-            # One joint anchor: each row belongs to all tuples of the batch.
-            anchors = [self._bound().joint(batch)] if rows else []
-            for values in rows:
-                self.emit(values, anchors=anchors)
-        except Exception as error:
-            if is_session_loss(error):
-                drop_worker_session(self._conf, self._session)
-            for tup in batch:
-                self.fail(tup)
+        parts, bad, acked, first = [batch], [], 0, None
+        while parts and (acked or len(bad) < _MOST_ALONE):
+            part = parts.pop()
+            try:
+                self._run_part(part)
+            except Exception as error:
+                first = first or error
+                if is_session_loss(error):
+                    drop_worker_session(self._conf, self._session)
+                    error = Unavailable(str(error))
+                if self._emitted or isinstance(error, Unavailable | _WrongResult):
+                    parts.append(part)
+                    break
+                if len(part) == 1:
+                    bad.append((part[0], error))
+                    if not acked and parts:
+                        # The next row alone is from the other end: neighbors are often bad together.
+                        last = parts.pop(0)
+                        parts = [last[:-1], *parts, last[-1:]] if len(last) > 1 else [*parts, last]
+                    continue
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+                if time.monotonic() - began > self._most_secs:
+                    break
+            else:
+                self._bound().ack_all(part)
+                acked += len(part)
+        self._waiting, self._bytes = [], 0
+        if not acked and len(batch) > 1:
+            parts, bad = [batch], []
+        for tup, error in bad:
+            self._fail([tup], self._bad_row(tup, error))
+        if first is None:
+            self._errors.clear()
+        elif parts or not bad:
+            self._fail([tup for part in reversed(parts) for tup in part], first)
+        if parts or bad:
             self._failed += 1
+            self._bad += len(bad)
             self.report_metric("failed_batches", self._failed)
-            self._errors.report(error)
+            self.report_metric("bad_rows", self._bad)
+        if parts or not acked:
             time.sleep(self._pause)
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
             return
-        self._bound().ack_all(batch)
-        self._errors.clear()
         self._pause = 0.1
         self._done += 1
         self.report_metric("batches", self._done)
-        self.report_metric("batch_tuples", len(batch))
+        self.report_metric("batch_tuples", acked)
         self.report_metric("batch_ms", round((time.monotonic() - began) * 1000, 1))
+
+    def _run_part(self, part: list[Tuple]) -> None:
+        self._emitted = 0
+        session = self._session = worker_session(self._conf, self._archive)
+        table = self._table(part)
+        args = self.function_args
+        if self._takes_context:
+            values = repr([tup.values for tup in part])
+            self._context.batch_id = hashlib.blake2b(values.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+            args = {"context": self._context, **args}
+        rows = self._rows(self._function(session.createDataFrame(table, self._types(session)), **args))
+        # One joint anchor: each row belongs to all tuples of the part.
+        anchors = [self._bound().joint(part)] if rows else []
+        for values in rows:
+            self.emit(values, anchors=anchors)
+            self._emitted += 1
+
+    def _fail(self, tups: list[Tuple], reason: Exception) -> None:
+        """Fail tuples for one reason."""
+        for tup in tups:
+            self.fail(tup, reason)
+        self._errors.report(reason)
+
+    def _bad_row(self, tup: Tuple, error: Exception) -> InvalidRequest:
+        row = dict(zip(self._column_names(tup), tup.values, strict=False))
+        what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.500}"
+        return InvalidRequest(
+            f"{self._where}: {self.function} fails with the row {row!r:.300} alone, whose tuple fails ({what})"
+        )
 
     def _rows(self, result: Any) -> list[list[Any]]:
         """The rows to emit; :class:`InvalidTopology` unless the function returned what the outputs declare."""
         if result is None:
             return []
         if not hasattr(result, "toArrow"):
-            raise InvalidTopology(
+            raise _WrongResult(
                 f"{self._where}: {self.function} returns {type(result).__name__}: return a DataFrame, or None"
             )
         if not self._fields:
-            raise InvalidTopology(
+            raise _WrongResult(
                 f"{self._where}: {self.function} returns a DataFrame, but the bolt declares no outputs: declare "
                 f"outputs={list(result.columns)}, or return None"
             )
         missing = [name for name in self._fields if name not in result.columns]
         if missing:
-            raise InvalidTopology(
+            raise _WrongResult(
                 f"{self._where}: {self.function} returns columns {list(result.columns)}, the bolt declares "
                 f"{self._fields}: add {missing} to the DataFrame, or change outputs"
             )
@@ -168,12 +240,13 @@ class SparkBolt(Bolt):
             self._struct = session.createDataFrame([], self.schema).schema
         return self._struct
 
+    def _column_names(self, tup: Tuple) -> list[str]:
+        return self._columns or list(self._context.source_fields(tup.component, tup.stream))
+
     def _table(self, batch: list[Tuple]) -> pa.Table:
         import pyarrow
 
-        columns = self._columns
-        if columns is None:
-            columns = list(self._context.source_fields(batch[0].component, batch[0].stream))
+        columns = self._column_names(batch[0])
         try:
             values = list(zip(*(tup.values for tup in batch), strict=True))
         except ValueError:
@@ -193,6 +266,10 @@ class SparkBolt(Bolt):
                     "type, or None"
                 ) from None
         return pyarrow.Table.from_arrays(arrays, names=columns)
+
+
+class _WrongResult(InvalidTopology):
+    """The function's result is wrong whatever the rows are."""
 
 
 def columns_of(schema: str) -> list[str]:

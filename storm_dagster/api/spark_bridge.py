@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -32,20 +33,30 @@ _log = logging.getLogger(__name__)
 
 _WAIT, _DONE, _MORE, _END = b"wait", b"done", b"more", b""
 _KEEPALIVE_SECS = 2.0
+_CHUNK_BYTES = 32 * 1024 * 1024
 _MOST_CHUNK_BYTES = 256 * 1024 * 1024
+_MOST_UNKNOWN = 16
+"""Connections that have not proved that they know the secret; one more drops the oldest."""
+_PROOF_SECS = 10.0
 
 
 def make_deliver(
-    host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int
+    host: str,
+    port: int,
+    secret: bytes,
+    columns: tuple[str, ...],
+    chunk_rows: int,
+    chunk_bytes: int = _CHUNK_BYTES,
 ) -> Callable[[Any, int], None]:
     """Create the ``foreachBatch`` function for the endpoint of the task that owns the query.
 
     That endpoint names those of the other tasks; chunks of rows go to any that is ready, and the function returns when
-    all have acked all their rows.
+    all have acked all their rows. A chunk above ``chunk_bytes`` is divided.
 
     It is nested on purpose: Spark ships a nested function by value, so that the server needs only pyarrow, and not this
     package.
     """
+    most_bytes = max(chunk_bytes, _MOST_CHUNK_BYTES)
 
     def deliver(frame: Any, batch_id: int) -> None:
         import json as json_
@@ -80,11 +91,22 @@ def make_deliver(
             ready, busy = list(connections), []
             while waiting or busy:
                 while waiting and ready:
-                    connection, part = ready.pop(0), waiting.pop().combine_chunks()
+                    part = waiting.pop()
+                    if part.nbytes > chunk_bytes and part.num_rows > 1:
+                        waiting += [part.slice(part.num_rows // 2), part.slice(0, part.num_rows // 2)]
+                        continue
+                    part = part.combine_chunks()
                     sink = arrow.BufferOutputStream()
                     with arrow.ipc.new_stream(sink, part.schema) as writer:
                         writer.write_table(part)
-                    connection.send_bytes(sink.getvalue().to_pybytes())
+                    data = sink.getvalue()
+                    if data.size > most_bytes:
+                        raise ValueError(
+                            f"a row of micro-batch {batch_id} has {data.size:,} bytes, a worker takes {most_bytes:,}: "
+                            "filter it or cut its columns in the source function"
+                        )
+                    connection = ready.pop(0)
+                    connection.send_bytes(data.to_pybytes())
                     busy.append(connection)
                 # A worker asks for more when it has emitted its rows: back pressure reaches Spark.
                 for connection in _await_answer(busy, b"more"):
@@ -162,6 +184,7 @@ class BatchEndpoint:
         self.port: int = int(self._listener.address[1])
         self._condition = threading.Condition()
         self._batch: _OpenBatch | None = None
+        self._unknown: list[Connection] = []
         self._serial = 0
         self._closed = False
         self.batches_done: int = 0
@@ -219,15 +242,37 @@ class BatchEndpoint:
             if self._closed:
                 connection.close()
                 return
+            with self._condition:
+                self._unknown.append(connection)
+            if len(self._unknown) > _MOST_UNKNOWN:
+                self._hang_up(self._unknown[0])
             threading.Thread(target=self._serve, args=(connection,), name="spark-batch", daemon=True).start()
+
+    def _hang_up(self, connection: Connection) -> None:
+        """End a connection that has proved nothing yet; its thread is waiting for it."""
+        with self._condition, contextlib.suppress(OSError):
+            if connection in self._unknown:
+                self._unknown.remove(connection)
+                with socket.socket(fileno=os.dup(connection.fileno())) as link:
+                    link.shutdown(socket.SHUT_RDWR)
+
+    def _known(self, connection: Connection) -> None:
+        with self._condition:
+            if connection in self._unknown:
+                self._unknown.remove(connection)
 
     def _serve(self, connection: Connection) -> None:
         batch: _OpenBatch | None = None
+        patience = threading.Timer(_PROOF_SECS, self._hang_up, (connection,))
+        patience.daemon = True
+        patience.start()
         try:
             # In its own thread, so that an unauthenticated silent client blocks nothing.
             deliver_challenge(connection, self.secret)
             answer_challenge(connection, self.secret)
             hello = json.loads(connection.recv_bytes(1024))
+            patience.cancel()
+            self._known(connection)
             connection.send_bytes(json.dumps(self.others()).encode())
             batch = self._open()
             while True:
@@ -246,6 +291,8 @@ class BatchEndpoint:
         except (OSError, EOFError, ValueError, AuthenticationError, _BatchCanceled) as error:
             _log.warning("a connection of Spark ended before its batch was acked: %s", error or type(error).__name__)
         finally:
+            patience.cancel()
+            self._known(connection)
             connection.close()
             with self._condition:
                 if batch is not None and self._batch is batch:

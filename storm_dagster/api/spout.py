@@ -32,6 +32,26 @@ class Spout(Component):
     def fail(self, tup_id: Any) -> None:
         """The tuple emitted with ``tup_id`` failed, or did not complete within the message timeout."""
 
+    def given_up(self, tup_id: Any) -> None:
+        """The tuple failed ``topology.dead.letter.tries`` times and is a dead letter now: it is settled, as after ``ack``,
+        which this calls."""
+        self.ack(tup_id)
+
+    def give_up(
+        self,
+        tup_id: Any,
+        tup: Sequence[Any],
+        stream: str | None = None,
+        direct_task: int | None = None,
+        reason: Any = None,
+        position: Any = None,
+    ) -> None:
+        """Keep a tuple that is not to be emitted again as a dead letter; nothing is called back.
+
+        ``reason``: an exception or text, by default why it failed last. ``position``: where it is in the source.
+        """
+        self._bound().give_up(tup_id, tup, stream, direct_task, reason, position)
+
     def activate(self) -> None:
         """Called when the topology becomes active."""
 
@@ -80,7 +100,7 @@ class ReliableSpout(Spout):
         """As :meth:`Spout.emit`; the tuple is kept until it is acked."""
         if tup_id is None:
             raise ValueError("a ReliableSpout needs a tup_id for every tuple: pass tup_id=...")
-        self.unacked_tuples[tup_id] = (tup, stream, direct_task)
+        self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
         return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
 
     def ack(self, tup_id: Any) -> None:
@@ -89,16 +109,16 @@ class ReliableSpout(Spout):
         self.unacked_tuples.pop(tup_id, None)
 
     def fail(self, tup_id: Any) -> None:
-        """Emit the tuple again; after ``max_fails`` failures it is dropped and logged."""
+        """Emit the tuple again; after ``max_fails`` failures it becomes a dead letter."""
         saved = self.unacked_tuples.get(tup_id)
         if saved is None:
             self.logger.warning("tuple %r failed, but is unknown or finished", tup_id)
             return
         self.failed_tuples[tup_id] += 1
         if self.failed_tuples[tup_id] > self.max_fails:
-            self.logger.error("tuple %r failed %d times and is given up", tup_id, self.failed_tuples[tup_id])
             self.failed_tuples.pop(tup_id, None)
             self.unacked_tuples.pop(tup_id, None)
+            self.give_up(tup_id, *saved[:3])
             return
-        tup, stream, direct_task = saved
-        self.emit(tup, tup_id=tup_id, stream=stream, direct_task=direct_task)
+        tup, stream, direct_task, need_task_ids = saved
+        self.emit(tup, tup_id=tup_id, stream=stream, direct_task=direct_task, need_task_ids=need_task_ids)

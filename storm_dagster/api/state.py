@@ -16,18 +16,39 @@ from urllib.parse import quote
 import msgspec
 
 from storm_dagster.model.errors import Corrupt, Unavailable
+from storm_dagster.model.values import decode_value, encode_value
 
 __all__ = ["TaskState"]
 
-_encode = msgspec.json.Encoder().encode
+_TYPED = b"\xc1"
+"""First byte of a value that JSON would change. Neither JSON nor MessagePack has it."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS applied (id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
 
+def _encode(key: str, value: Any) -> bytes:
+    """Bytes of a value: JSON, which every release reads, if the value comes out of it with its types."""
+    try:
+        typed = encode_value(value)
+    except TypeError as error:
+        raise TypeError(f"the state of {key!r:.80} cannot be saved: it is {error}") from None
+    try:
+        plain = msgspec.json.encode(value)
+        if encode_value(msgspec.json.decode(plain)) == typed:
+            return plain
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return _TYPED + typed
+
+
+def _decode(raw: bytes) -> Any:
+    return decode_value(memoryview(raw)[1:]) if raw[:1] == _TYPED else msgspec.json.decode(raw)
+
+
 class TaskState:
-    """Map of strings to JSON values, and a set of applied ids.
+    """Map of strings to the values that tuples may hold, and a set of applied ids.
 
     :meth:`save` changes both in one transaction: after a crash all or nothing is stored. So a bolt that saves the id
     of a line together with the changed counts, and acks only then, counts every line exactly once, although lines are
@@ -62,11 +83,22 @@ class TaskState:
         safe = quote(component, safe="").replace(".", "%2E") or "%00"
         return TaskState(folder / topology / safe / f"{task}.sqlite3", owns)
 
+    def openings(self) -> int:
+        """How often the store was opened for a task, as :meth:`count_opening` says."""
+        with self._lock:
+            return self._db.execute("PRAGMA user_version").fetchone()[0]
+
+    def count_opening(self, number: int) -> None:
+        """Set :meth:`openings`, unless the worker's lease has ended."""
+        with self._lock:
+            if self._owns is None or self._owns():
+                self._db.execute(f"PRAGMA user_version = {number:d}")
+
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or ``default``."""
         with self._lock:
             row = self._db.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
-        return default if row is None else msgspec.json.decode(row[0])
+        return default if row is None else _decode(row[0])
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         """All (key, value) pairs whose key starts with ``prefix``, by key."""
@@ -75,7 +107,7 @@ class TaskState:
                 "SELECT key, value FROM state WHERE substr(key, 1, ?) = ? ORDER BY key", (len(prefix), prefix)
             ).fetchall()
         for key, value in rows:
-            yield key, msgspec.json.decode(value)
+            yield key, _decode(value)
 
     def __len__(self) -> int:
         with self._lock:
@@ -112,7 +144,7 @@ class TaskState:
                 self._db.executemany("DELETE FROM state WHERE key = ?", [(key,) for key in remove])
                 self._db.executemany(
                     "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                    [(key, _encode(value)) for key, value in (values or {}).items()],
+                    [(key, _encode(key, value)) for key, value in (values or {}).items()],
                 )
                 self._db.executemany("INSERT OR IGNORE INTO applied VALUES (?)", [(str(id),) for id in applied])
                 self._db.executemany("DELETE FROM applied WHERE id = ?", [(str(id),) for id in forget])

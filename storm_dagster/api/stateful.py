@@ -62,8 +62,6 @@ class StatefulBolt(Bolt):
     message_id: ClassVar[str | Sequence[str] | None] = None
     """Fields whose values make the id of a tuple on its stream. Needs inputs grouped by fields."""
 
-    _state_driver: Any = None
-
     def process_again(self, tup: Tuple) -> None:
         """Handle a tuple that was applied before: emit again what downstream needs; by default nothing."""
 

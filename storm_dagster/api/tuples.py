@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -10,6 +12,52 @@ __all__ = ["SYSTEM_TASK", "TICK_STREAM", "Tuple", "is_tick"]
 
 TICK_STREAM = "__tick"
 SYSTEM_TASK = -1
+
+
+class Values(list[Any]):
+    """Values of a tuple: a list that has the stream's fields as attributes, is hashable, and equals tuples too."""
+
+    __slots__ = ()
+    travels_as = list
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of_stream(cls, fields: Sequence[str]) -> type[Values]:
+        """The class for the values of a stream. A field hides a method of lists (``count``)."""
+        names = {name: property(itemgetter(at)) for at, name in enumerate(fields) if not name.startswith("_")}
+        return type("Values", (cls,), {"__slots__": (), "_fields": tuple(fields), **names})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, list | tuple) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __add__(self, other: Any) -> list[Any]:  # type: ignore[override]
+        return [*self, *other]
+
+    def __radd__(self, other: Any) -> list[Any]:
+        return [*other, *self]
+
+    def __reduce__(self) -> Any:
+        return list, ([*self],)
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self, strict=False))
+
+
+class TupleId(int):
+    """Id of a received tuple. ``ack``, ``fail`` and ``anchors`` take it in place of the tuple."""
+
+    travels_as = int
+    _tuple: Any
+
+    @property
+    def _tree(self) -> Any:
+        return self._tuple._tree
 
 
 class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
@@ -27,7 +75,7 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     task: int
     """Task id of the sender; -1 for the system."""
     values: Any
-    """Values in the order of the stream's fields."""
+    """Values in the order of the stream's fields, which are attributes too: ``tup.values.word``."""
     _tree: Any = None
 
     def __repr__(self) -> str:
@@ -35,6 +83,22 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
             f"Tuple(id={self.id!r}, component={self.component!r}, stream={self.stream!r}, "
             f"task={self.task!r}, values={self.values!r})"
         )
+
+
+_number_of = Tuple.__dict__["id"].__get__
+
+
+def _id_of(tup: Tuple) -> Any:
+    number = _number_of(tup)
+    if type(number) is not int:
+        return number
+    # Made when it is asked for: a tuple that knew its id object would never be freed.
+    found = TupleId(number)
+    found._tuple = tup
+    return found
+
+
+Tuple.id = property(_id_of)  # type: ignore[assignment]
 
 
 def is_tick(tup: Tuple) -> bool:

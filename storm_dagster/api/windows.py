@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -79,7 +79,7 @@ class TupleWindow:
     new: list[Tuple] = field(default_factory=list)
     """Tuples that were in no window before."""
     expired: list[Tuple] = field(default_factory=list)
-    """Tuples of the previous window that are not in this one; they are acked already."""
+    """Tuples of the previous window that are not in this one."""
     start_ms: int | None = None
     """Exclusive (of a session: the time of its first tuple); ``None`` for a window of a number of tuples."""
     end_ms: int | None = None
@@ -97,14 +97,17 @@ class TupleWindow:
 class WindowedBolt(GatheringBolt):
     """Gathers tuples into windows and calls ``process_window`` for each one that is due.
 
-    Emitted tuples are anchored to the tuples of the window. A tuple is acked when no window needs it any more, so
-    that length + interval must stay below ``topology.message.timeout.secs``. A window that raises is tried
-    ``window_tries`` times in all, then its tuples fail.
+    A tuple is acked when a checkpoint holds it (see :class:`StatefulBolt`), not when its windows close; ``ack`` and
+    ``fail`` of the tuples of a window do nothing. What a window emits is in the checkpoint that ends the window. It is
+    sent after that, by the task itself, until its tree is complete: at least once, with the same contents.
+
+    A window that raises is tried again, after pauses of up to a minute, and the windows after it wait; with
+    ``window_tries`` it is dropped after so many tries.
 
     By default a tuple's time is that of its arrival. With ``timestamp_field`` (milliseconds since 1970)
-    windows follow the data: they are evaluated when the watermark, the least of the newest stamps of all
-    input streams less ``lag_secs``, has passed their end. Later tuples are late: emitted on ``late_stream``, or
-    else logged; and acked.
+    windows follow the data: they are evaluated when the watermark, the least of the newest stamps of all sending tasks
+    less ``lag_secs``, has passed their end. A task that is silent for ``idle_secs`` does not count. Later tuples are
+    late: emitted on ``late_stream``, or else logged and dropped.
     """
 
     window: ClassVar[Window | None] = None
@@ -112,8 +115,13 @@ class WindowedBolt(GatheringBolt):
     lag_secs: ClassVar[float] = 0
     watermark_secs: ClassVar[float | None] = None
     """Pause between two watermarks; 1 s by default."""
+    idle_secs: ClassVar[float | None] = None
+    """Silence of a sending task after which the watermark does not wait for it; 10 s by default."""
     late_stream: ClassVar[str | None] = None
-    window_tries: ClassVar[int] = 3
+    window_tries: ClassVar[int | None] = None
+    message_id: ClassVar[str | Sequence[str] | None] = None
+    """Fields whose values make the id of a tuple on its stream, so that a replayed tuple is not held twice. Needs
+    inputs grouped by fields, or one task."""
 
     auto_ack: ClassVar[bool] = True
     auto_anchor: ClassVar[bool] = True
@@ -131,6 +139,8 @@ class WindowedBolt(GatheringBolt):
             config[f"{_PREFIX}tuple.timestamp.max.lag.ms"] = round(cls.lag_secs * 1000)
         if cls.watermark_secs is not None:
             config[f"{_PREFIX}watermark.event.interval.ms"] = round(cls.watermark_secs * 1000)
+        if cls.idle_secs is not None:
+            config[f"{_PREFIX}watermark.idle.timeout.ms"] = round(cls.idle_secs * 1000)
         if cls.late_stream is not None:
             config[f"{_PREFIX}late.tuple.stream"] = cls.late_stream
         return config
@@ -163,12 +173,23 @@ class WindowedBolt(GatheringBolt):
             made.outputs = [*streams, Stream(LATE_FIELDS, name=late)]
         return made
 
+    def emit(
+        self,
+        tup: Any,
+        stream: str | None = None,
+        anchors: Any = None,
+        direct_task: int | None = None,
+        need_task_ids: bool = False,
+    ) -> list[int] | None:
+        """As :meth:`Bolt.emit`. In ``process_window`` the tuple is sent after the checkpoint, and ``anchors`` mean
+        nothing, except that ``[]`` sends it untracked at once."""
+        if self._driver is None:
+            return super().emit(tup, stream, anchors, direct_task, need_task_ids)
+        return self._driver.emit(tup, stream, anchors, direct_task, need_task_ids)
+
     def process(self, tup: Tuple) -> None:
         """Put the tuple into its windows."""
         self._driver.add(tup)
-
-    def _pulse(self) -> None:
-        self._driver.pulse()
 
     def process_window(self, window: TupleWindow) -> None:
         """Handle one window."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import tempfile
 import time
@@ -27,6 +28,7 @@ _CHUNK = 1 << 16
 _SPOOL = 8 << 20
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
+_READ_SECS = 90.0
 
 
 class NimbusBlobClient:
@@ -38,7 +40,7 @@ class NimbusBlobClient:
 
     ``epoch``, when given, is sent with every write: a run whose leader was deposed gets ``Fenced``.
     ``min_replication`` and ``allow_degraded``: how many nimbuses must hold a blob before a write is
-    acknowledged, and whether fewer will do when that takes too long. ``security`` is the cluster's.
+    acknowledged, and whether fewer will do when no more are alive. ``security`` is the cluster's.
     """
 
     def __init__(
@@ -49,7 +51,6 @@ class NimbusBlobClient:
         min_replication: int | None = None,
         allow_degraded: bool = False,
         deadline_secs: float = 30.0,
-        read_timeout_secs: float = 90.0,
         security: Security | None = None,
     ) -> None:
         self._leader_url = leader_url
@@ -59,13 +60,19 @@ class NimbusBlobClient:
         self._deadline_secs = deadline_secs
         # Loopback and cluster addresses never go through a proxy of the environment.
         self._http = httpx.Client(
-            timeout=httpx.Timeout(read_timeout_secs, connect=min(5.0, deadline_secs)),
+            timeout=httpx.Timeout(_READ_SECS, connect=min(5.0, deadline_secs)),
             **(security or Security()).client_options(),
         )
 
     def close(self) -> None:
         """Close the connections; the client cannot be used afterwards."""
         self._http.close()
+
+    def accepting_fewer(self, minimum: int | None = None) -> NimbusBlobClient:
+        """The same client, whose writes need ``minimum`` copies, or fewer where there are no more nimbuses."""
+        other = copy.copy(self)
+        other._allow_degraded, other._min_replication = True, minimum or self._min_replication
+        return other
 
     def __enter__(self) -> NimbusBlobClient:
         return self

@@ -4,7 +4,8 @@ Same layout as the local store, without locks: contents are immutable under thei
 document that is replaced last. All nimbuses see the same blobs, so nothing is replicated between them and none
 ever lacks one. Object stores have no folders and no rename: nothing here relies on either. A content that no key
 names any more goes when it is old (:meth:`FsspecBlobStore.clean_abandoned`), never at once: another nimbus may
-be about to name it.
+be about to name it. So it is condemned first, and removed when it has been that, unnamed, for as long again; who wants
+to name a condemned content writes it again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class FsspecBlobStore:
         self._fs: Any = fs
         self._root = str(root).rstrip("/")
         with self._remote("preparing"):
-            for part in ("objects", "keys", "tmp"):
+            for part in ("objects", "keys", "tmp", "condemned"):
                 self._fs.makedirs(f"{self._root}/{part}", exist_ok=True)
 
     def __repr__(self) -> str:
@@ -74,12 +75,13 @@ class FsspecBlobStore:
             spool.seek(0)
             with self._remote(f"storing {key!r}"):
                 target = self._object_path(meta.sha256)
-                if not self._there(target):
+                if not self._usable(meta.sha256):
                     temporary = self._temporary_path()
                     with self._fs.open(temporary, "wb") as stream:
                         while chunk := spool.read(_CHUNK):
                             stream.write(chunk)
                     self._move(temporary, target)
+                    self._remove(self._condemned_path(meta.sha256))
                 self._write_key(path, meta)
         return meta
 
@@ -95,14 +97,10 @@ class FsspecBlobStore:
         path = self._key_path(key)
         target = self._object_path(check_sha256(sha256))
         with self._remote(f"storing {key!r}"):
-            if not self._there(target):
+            if not self._usable(sha256):
                 return None
             meta = BlobMeta(key, int(self._fs.size(target)), sha256)
             self._write_key(path, meta)
-            if not self._there(target):
-                # Cleaned away between the two: the key must not name what is gone.
-                self._fs.rm_file(path)
-                return None
         return meta
 
     def meta(self, key: str) -> BlobMeta:
@@ -190,15 +188,39 @@ class FsspecBlobStore:
             old = [name for name in self._names("tmp") if self._written(f"{self._root}/tmp/{name}") <= horizon]
             doomed = [f"{self._root}/tmp/{name}" for name in old]
             aged = {name for name in self._names("objects") if self._written(f"{self._root}/objects/{name}") <= horizon}
-        if aged:
+            condemned = set(self._names("condemned"))
+        if aged or condemned:
             # The keys are read after the contents: what is named meanwhile is kept.
             used = {self.meta(key).sha256 for key in self.keys()}
-            doomed += [f"{self._root}/objects/{name}" for name in sorted(aged - used)]
+            with self._remote("cleaning"):
+                for name in condemned & used:
+                    self._remove(self._condemned_path(name))
+                for name in sorted(aged - used):
+                    mark, path = self._condemned_path(name), self._object_path(name)
+                    if name not in condemned:
+                        self._fs.pipe_file(mark, b"")
+                    # Written again meanwhile: somebody is about to name it.
+                    if self._written(mark) <= horizon and self._written(path) <= horizon:
+                        doomed.append(path)
+                        self._remove(path)
+                        self._remove(mark)
         with self._remote("cleaning"):
             for path in doomed:
-                if self._there(path):
-                    self._fs.rm_file(path)
+                self._remove(path)
         return len(doomed)
+
+    def _usable(self, sha256: str) -> bool:
+        """Whether the content is there to be named."""
+        return self._there(self._object_path(sha256)) and not self._there(self._condemned_path(sha256))
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._fs.rm_file(path)
+        except FileNotFoundError:
+            pass
+
+    def _condemned_path(self, sha256: str) -> str:
+        return f"{self._root}/condemned/{sha256}"
 
     def _names(self, part: str) -> list[str]:
         self._fs.invalidate_cache()

@@ -22,6 +22,7 @@ import os
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,9 @@ class LocalBlobStore:
                 "or set blobstore.dir"
             ) from error
         self._lock = threading.Lock()
+        self._uses: Counter[str] | None = None
+        """Content -> number of keys that name it; ``None`` when it is to be counted again."""
+        self._turn = -1
 
     def __repr__(self) -> str:
         return f"LocalBlobStore({str(self.directory)!r})"
@@ -182,6 +186,7 @@ class LocalBlobStore:
                 raise no_such_blob(key, str(self.directory))
             path.unlink()
             _sync_folder(self._keys)
+            self._count(meta.sha256, -1)
             self._drop_unused([meta.sha256])
 
     # reading
@@ -305,8 +310,11 @@ class LocalBlobStore:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
         _sync_folder(self._keys)
-        if former is not None and former.sha256 != meta.sha256:
-            self._drop_unused([former.sha256])
+        self._count(meta.sha256, 1)
+        if former is not None:
+            self._count(former.sha256, -1)
+            if former.sha256 != meta.sha256:
+                self._drop_unused([former.sha256])
 
     def _read_key(self, path: Path) -> BlobMeta | None:
         try:
@@ -333,20 +341,28 @@ class LocalBlobStore:
         candidates = set(hashes)
         if not candidates:
             return 0
-        used = set()
-        for name in os.listdir(self._keys):
-            try:
-                meta = self._read_key(self._keys / name)
-            except Corrupt:
-                return 0  # the damaged document may name any content: keep everything
-            if meta is not None:
-                used.add(meta.sha256)
+        if self._uses is None:
+            uses: Counter[str] = Counter()
+            for name in os.listdir(self._keys):
+                try:
+                    meta = self._read_key(self._keys / name)
+                except Corrupt:
+                    return 0  # the damaged document may name any content: keep everything
+                if meta is not None:
+                    uses[meta.sha256] += 1
+            self._uses = uses
         removed = 0
-        for sha256 in candidates - used:
+        for sha256 in candidates - self._uses.keys():
             with _vanished_is_fine():
                 (self._objects / sha256).unlink()
                 removed += 1
         return removed
+
+    def _count(self, sha256: str, change: int) -> None:
+        if self._uses is not None:
+            self._uses[sha256] += change
+            if not self._uses[sha256]:
+                del self._uses[sha256]
 
     def _move_to_quarantine(self, meta: BlobMeta) -> None:
         self._quarantine.mkdir(exist_ok=True)
@@ -357,7 +373,20 @@ class LocalBlobStore:
     def _exclusive(self) -> Iterator[None]:
         with self._lock, open(self.directory / ".lock", "ab") as stream:
             lock_file(stream, wait=True)
-            yield
+            # Each holder moves the file's time by one before it changes anything: what was counted holds while nobody
+            # else did. A file system that keeps coarser times lets nothing hold.
+            turn = os.fstat(stream.fileno()).st_mtime_ns
+            if turn != self._turn:
+                self._uses = None
+            os.utime(stream.fileno(), ns=(turn + 1, turn + 1))
+            self._turn = os.fstat(stream.fileno()).st_mtime_ns
+            try:
+                yield
+            except BaseException:
+                self._turn = -1
+                raise
+            if self._turn != turn + 1:
+                self._turn = -1
 
 
 def _disk_error(key: str, error: OSError) -> Unavailable:

@@ -73,6 +73,18 @@ class BlobStore(Protocol):
         ...
 
 
+@runtime_checkable
+class ReplicatedStore(BlobStore, Protocol):
+    """A store whose writes are acknowledged once enough nimbuses hold them."""
+
+    def accepting_fewer(self, minimum: int | None = None) -> BlobStore:
+        """The same store, which acknowledges a write also when no nimbus that is alive can take a further copy.
+
+        ``minimum``: copies after which it no longer waits at all; ``None``: as many as the cluster wants.
+        """
+        ...
+
+
 def put_by_hash(store: BlobStore, key: str, raw: bytes) -> BlobMeta:
     """Store ``raw`` under ``key`` by its hash alone; its bytes travel only when the store has them under no key."""
     return store.put_existing(key, hashlib.sha256(raw).hexdigest()) or store.put(key, raw)

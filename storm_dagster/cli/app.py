@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "rollback": ("upgrade_verbs", "Undo a gray upgrade"),
     "blacklist": ("operate_verbs", "Hosts that get no new work"),
     "blob": ("operate_verbs", "Blobs: list, read, store, delete"),
+    "token": ("operate_verbs", "Tokens for clients that cannot sign requests"),
     "explain": ("read_commands", "Reasons for the placement of tasks"),
     "plan": ("read_commands", "Plan a placement without a cluster"),
     "conf": ("read_commands", "The cluster conf and where each value comes from"),
@@ -44,6 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "nimbuses": ("read_commands", "Nimbuses and their leader"),
     "errors": ("read_commands", "Errors of a topology's tasks"),
     "state": ("read_commands", "State of a stateful bolt, key by key"),
+    "dead-letters": ("read_commands", "Tuples that failed too often: list, export, emit again"),
     "logs": ("log_verbs", "Logs of a topology's workers"),
     "tail": ("log_verbs", "Follow all logs of a local cluster"),
     "zookeeper": ("daemon_verbs", "Daemon: the embedded ZooKeeper server"),
@@ -51,6 +53,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "nimbus": ("daemon_verbs", "Daemon: nimbus"),
     "supervisor": ("daemon_verbs", "Daemon: the supervisor of this host"),
     "worker": ("daemon_verbs", "Daemon: one worker (started by its supervisor)"),
+    "web": ("daemon_verbs", "Daemon: Dagster's UI and GraphQL, guarded"),
     "warm-runs": ("daemon_verbs", "Daemon: starts Dagster's runs in forks of itself"),
 }
 
@@ -65,9 +68,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         module = importlib.import_module(f"storm_dagster.cli.{VERBS[cmd_name][0]}")
-        command = module.COMMANDS[cmd_name]
-        assert isinstance(command, click.Command)
-        return command
+        return next(each for each in vars(module).values() if isinstance(each, click.Command) and each.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -14,7 +14,7 @@ import click
 
 from storm_dagster.cli.dagster_health import check_dagster
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, human_seconds, plain, print_answer, print_json, print_table
+from storm_dagster.cli.output import Steps, human_seconds, plain, print_answer, print_json, print_table, say
 from storm_dagster.cli.process_states import ProcessState, advice, healing_sensor, state_of, uptime
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
@@ -98,11 +98,10 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
     options = DevOptions(zookeepers=int(zookeepers), **given)
     if invocation.dry_run:
         supervisors, slots, nimbuses, _ = options.size
-        if invocation.json:
-            shown = {name: getattr(options, name) for name in _SIZE}
-            print_json({"dry_run": True, "home": str(home), "java": java, **shown})
-        else:
-            click.echo(f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots in {home}")
+        shown = {name: getattr(options, name) for name in _SIZE}
+        document = {"dry_run": True, "home": str(home), "java": java, **shown}
+        text = f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots in {home}"
+        say(invocation.json, document, text)
         return
     home.mkdir(parents=True, exist_ok=True)
     if detach and not is_child:
@@ -171,10 +170,8 @@ def stop(invocation: Invocation) -> None:
         pids = ", ".join(str(process.pid) for process in left)
         raise Unavailable(f"processes {pids} of the cluster in {home} could not be ended: kill them by hand")
     seconds = round(time.monotonic() - started, 3)
-    if invocation.json:
-        print_json({"home": str(home), "ended": len(before), "seconds": seconds})
-    else:
-        click.echo(f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}")
+    text = f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}"
+    say(invocation.json, {"home": str(home), "ended": len(before), "seconds": seconds}, text)
 
 
 @verb("status")
@@ -267,6 +264,3 @@ def status(invocation: Invocation) -> None:
             for row in document["topologies"]
         ],
     )
-
-
-COMMANDS: dict[str, click.Command] = {"dev": dev, "stop": stop, "status": status}

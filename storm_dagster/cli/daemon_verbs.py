@@ -1,4 +1,4 @@
-"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``warm-runs``."""
+"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web``, ``warm-runs``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -88,15 +88,28 @@ def _become(
     RunFile.write(home, role, "0", ports)
     sys.stdout.flush()
     sys.stderr.flush()
+    # A JVM takes over an inherited "ignore", as Dagster leaves it in a process that a script starts with `&`, and then
+    # ends on nothing but SIGKILL.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.execvpe(command[0], command, env or dict(os.environ))
 
 
 @verb("zookeeper")
+@click.argument("action", required=False, type=click.Choice(["secure"]))
 @click.option("--port", type=click.IntRange(1, 65535), help="[default: storm.zookeeper.port]")
 @click.option("--host", default=None, help="Address to bind. [default: storm.local.hostname]")
 @click.option("--data-dir", metavar="DIR", help="[default: HOME/zookeeper]")
-def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_dir: str | None) -> None:
-    """Run the embedded ZooKeeper server (from pyspark's jars)."""
+def zookeeper(
+    invocation: Invocation, action: str | None, port: int | None, host: str | None, data_dir: str | None
+) -> None:
+    """Run the embedded ZooKeeper server (from pyspark's jars); "secure" closes the nodes of a stopped cluster instead.
+
+    After "secure" only the cluster's user in ZooKeeper (storm.zookeeper.auth.payload, or one derived from the secret)
+    reads and writes them. It may be repeated, and is needed once after a secret was set or changed.
+    """
+    if action == "secure":
+        _secure_nodes(invocation)
+        return
     from storm_dagster.zk.embedded import zookeeper_command
 
     conf, home = _prepare(invocation)
@@ -110,22 +123,48 @@ def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_d
     _become(command, home, "zookeeper", {"client": bound})
 
 
+def _secure_nodes(invocation: Invocation) -> None:
+    from storm_dagster.cli.output import say
+    from storm_dagster.zk.root import secure_root
+    from storm_dagster.zk.storm_cluster_state import open_session
+
+    conf = invocation.conf
+    auth = zookeeper_payload(conf)
+    if auth is None:
+        raise InvalidRequest(
+            "the cluster has no user in ZooKeeper: set storm.secret.file (a user is derived from it) or "
+            "storm.zookeeper.auth.payload"
+        )
+    session = open_session(conf.values)
+    try:
+        changed = secure_root(
+            session, auth, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True)
+        )
+    finally:
+        session.close()
+    place = f"{session.root or '/'} in ZooKeeper at {session.hosts}"
+    text = f"{place} is closed to others: {changed} nodes were changed"
+    say(invocation.json, {"root": session.root, "changed": changed}, text)
+
+
 @verb("spark")
 @click.option("--warm-up", metavar="REMOTE", help="Run the first jobs on the server at REMOTE, then return.")
 def spark(invocation: Invocation, warm_up: str | None) -> None:
     """Run the embedded Spark Connect server (from pyspark's jars)."""
-    from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment
+    from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
 
     conf, home = _prepare(invocation)
     if warm_up is not None:
         _run_first_jobs(conf, warm_up)
         return
     port = conf["spark.connect.port"] or _free_port()
+    if not any(record.role == "spark" and record.alive() for record in RunFile.read_all(home)):
+        sweep_local_dir(home / "spark")
     command = spark_connect_command(
         port,
+        home / "spark",
         memory=conf["spark.driver.memory"],
         host=check_exposure(conf, "the embedded Spark server", "secret"),
-        local_dir=home / "spark",
         conf=settings_of(conf.values),
     )
     environment = {**spark_environment(), SPARK_TOKEN: spark_token(conf, home)}
@@ -190,6 +229,32 @@ def worker(invocation: Invocation, spec: str) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", spec])
 
 
+@verb("web")
+@click.option(
+    "--workspace",
+    metavar="FILE",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Dagster's workspace.yaml.",
+)
+@click.option("--host", default=None, help="Address to bind. [default: storm.local.hostname]")
+@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True)
+def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
+    """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
+
+    DAGSTER_HOME names the instance. Pages of other sites are refused. Unlike dagster-webserver it may listen beyond
+    loopback: a browser asks for a password, which is a token of `storm-dagster token create --scope admin`.
+    """
+    conf, home = _prepare(invocation)
+    if not os.environ.get("DAGSTER_HOME"):
+        raise InvalidRequest("DAGSTER_HOME is not set: name the folder of the dagster.yaml that is shown")
+    configure_daemon_logging(home, "dagster-webserver", "0", conf["storm.log.level"])
+    from storm_dagster.web.service import serve
+
+    serve(conf, workspace, host, port, _stop_event())
+    return 0
+
+
 @verb("warm-runs")
 @click.option(
     "--module",
@@ -223,13 +288,3 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
         # Its forks leave by this way, too.
         if record.pid == os.getpid():
             record.remove(home)
-
-
-COMMANDS: dict[str, click.Command] = {
-    "zookeeper": zookeeper,
-    "spark": spark,
-    "nimbus": nimbus,
-    "supervisor": supervisor,
-    "worker": worker,
-    "warm-runs": warm_runs,
-}

@@ -10,6 +10,7 @@ import yaml
 from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
+from storm_dagster.model.security import Security
 from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.queries import LOCATIONS
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
@@ -35,7 +36,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         access = DagsterAccess.of(conf)
         if access is None:
             return
-        transport = DagsterTransport(lambda: access, timeout=timeout)
+        transport = DagsterTransport(lambda: access, timeout=timeout, security=Security.of(conf))
         document = transport.post(access.url, {"query": _QUERY})
         trouble = storage_problem(document)
         if trouble is not None:

@@ -1,9 +1,10 @@
-"""``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy."""
+"""``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy; the invariants I1 to I8."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import platform
 import shutil
@@ -18,14 +19,17 @@ import click
 
 from storm_dagster.cli.dagster_health import HealthResult, check_dagster
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, print_answer
+from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
 from storm_dagster.cli.process_states import healing_sensor
 from storm_dagster.model.endpoints import ClusterFile
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.security import Security
 from storm_dagster.model.spark_token import derived_spark_token
 
 _SPARK_SECS = 20.0
+_MOST_SHOWN = 50
+"""Topologies whose problems are asked for."""
 
 
 def _system(invocation: Invocation) -> Iterator[HealthResult]:
@@ -198,6 +202,10 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
     try:
         with invocation.nimbus(patience=2.0) as nimbus:
             seen = nimbus.get("/v1/cluster")
+            rows = nimbus.get("/v1/topologies")["topologies"] if seen.get("supervisors") else []
+            for name in (row["name"] for row in rows[:_MOST_SHOWN]):
+                for problem in nimbus.get(f"/v1/topologies/{name}").get("problems", ()):
+                    yield "warning", f"topology {name}: {problem}", f"storm-dagster show {name}"
     except StormDagsterError as error:
         remedy = "see HOME/logs/nimbus-*.log; `storm-dagster stop`, then `dev` again"
         if invocation.conf_dir is not None:
@@ -268,6 +276,78 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
 """Checks that are left out when the conf cannot be read, which is a problem of its own."""
 
 
+def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
+    """Print what breaks an invariant, and for how long it was looked; the exit code (6 when one is broken).
+
+    Processes are inspected when HOME belongs to this machine's cluster. :class:`Unavailable` without a cluster.
+    """
+    from storm_dagster.blobstore.client import NimbusBlobClient
+    from storm_dagster.core.invariants import RULES
+    from storm_dagster.operations.context import OperationsContext
+    from storm_dagster.operations.read.inspection import inspect_cluster
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+    local = ClusterFile.read(invocation.home) is not None and invocation.conf_dir is None
+    if not local and invocation.conf_dir is None:
+        raise Unavailable(
+            f"no cluster runs in {invocation.home}: start one with `storm-dagster dev`, or name another with "
+            "--home or --conf-dir"
+        )
+    with StormClusterState.open(invocation.conf.values) as cluster:
+
+        def leader_url() -> str:
+            known = cluster.epoch()
+            if known is None:
+                raise Unavailable("no nimbus has led this cluster yet: start one with `storm-dagster nimbus`")
+            return known[1].http
+
+        with (
+            NimbusBlobClient(leader_url, security=Security.of(invocation.conf)) as blobs,
+            Steps("looking", quiet=invocation.json) as steps,
+        ):
+            ctx = OperationsContext(
+                cluster=cluster,
+                blobs=blobs,
+                conf=invocation.conf,
+                log=logging.getLogger("storm_dagster.doctor"),
+                planner=_no_planner,
+            )
+            steps.begin("invariants")
+            seen = inspect_cluster(ctx, home=invocation.home if local else None, stable_secs=stable_secs)
+            steps.done("invariants")
+    if invocation.json:
+        print_json(
+            {
+                "ok": seen.sound,
+                "violations": [violation.to_document() for violation in seen.violations],
+                "warnings": [violation.to_document() for violation in seen.warnings],
+                "waiting_for_the_cleaner": list(seen.garbage),
+                "rules": {rule.name: rule.invariant for rule in RULES},
+                "topologies": len(seen.view.topologies),
+                "processes": "this machine" if local else "not looked at",
+                "looks": seen.snapshots,
+                "seconds": seen.seconds,
+            }
+        )
+    else:
+        rows = [
+            (part.invariant, state, part.sentence, part.remedy)
+            for state, found in (("broken", seen.violations), ("warning", seen.warnings))
+            for part in found
+        ]
+        if not seen.violations:
+            what = f"{len(RULES)} rules hold for {len(seen.view.topologies)} topologies, {seen.snapshots} looks"
+            rows.append(("I1-I8", "ok", what, ""))
+        if seen.garbage:
+            rows.append(("I3", "ok", f"{len(seen.garbage)} left-overs wait for the cleaner", ""))
+        print_table("", ["invariant", "state", "found", "how to fix"], rows)
+    return 0 if seen.sound else Corrupt.exit_code
+
+
+def _no_planner(batch: Any) -> Any:
+    raise Unavailable("an inspection places nothing: use `storm-dagster plan`")
+
+
 @verb("doctor")
 @click.option(
     "--invariants",
@@ -282,15 +362,19 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
     show_default=True,
     help="With --invariants: seconds for which a violation must last to count.",
 )
-def doctor(invocation: Invocation, invariants: bool, stable_secs: float) -> int:
+@click.option("--security", is_flag=True, help="List what the cluster exposes to others, and how to close it.")
+def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
     """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk. Exits with 4 on a problem."""
     if invariants:
-        from storm_dagster.cli.invariants_report import report_invariants
+        return _report_invariants(invocation, stable_secs)
+    checks = _CHECKS
+    if security:
+        from storm_dagster.cli.security_report import exposures
 
-        return report_invariants(invocation, stable_secs)
+        checks = exposures(invocation)
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
-        for name, check in _CHECKS.items():
+        for name, check in checks.items():
             if name in _BY_CONF and any(row["check"] == "conf" and row["state"] == "broken" for row in findings):
                 continue
             steps.begin(name)
@@ -310,6 +394,3 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float) -> int:
         [tuple("" if cell is None else cell for cell in finding.values()) for finding in findings],
     )
     return Unavailable.exit_code if broken else 0
-
-
-COMMANDS: dict[str, click.Command] = {"doctor": doctor}

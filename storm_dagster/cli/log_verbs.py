@@ -5,16 +5,90 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 import httpx
 
-from storm_dagster.cli.log_sources import FileLog, LogSource, SupervisorLog, last_lines
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import plain, print_json
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.security import Security
+
+_MOST_BYTES = 512 * 1024
+_PAGE = 1 << 20
+_HEAD = 17
+"""Bytes before a page's own: 16 digits of the file's size, and a newline."""
+
+
+class LogSource(Protocol):
+    """One log that may grow, and that may be rotated."""
+
+    place: str
+    """Path or URL, to be shown."""
+
+    def size(self) -> int:
+        """Bytes now; ``OSError`` when it cannot be read."""
+        ...
+
+    def read(self, offset: int) -> bytes:
+        """Up to 1 MiB from there; ``OSError`` when it cannot be read."""
+        ...
+
+
+class FileLog:
+    """A file of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.place: str = str(path)
+
+    def size(self) -> int:
+        """See :class:`LogSource`."""
+        return self._path.stat().st_size
+
+    def read(self, offset: int) -> bytes:
+        """See :class:`LogSource`."""
+        with self._path.open("rb") as stream:
+            stream.seek(offset)
+            return stream.read(_PAGE)
+
+
+class SupervisorLog:
+    """A worker's log, by the log view of its supervisor. ``http`` carries what the cluster asks for."""
+
+    def __init__(self, http: httpx.Client, base: str, topology_id: str, port: int) -> None:
+        self._http = http
+        self._base = base
+        self._log = f"workers/{topology_id}/{port}/worker.log"
+        self.place: str = f"{base}/api/v1/log?file={topology_id}%2F{port}%2Fworker.log"
+
+    def _page(self, **query: Any) -> bytes:
+        try:
+            answer = self._http.get(f"{self._base}/logview", params={"cmd": "showLog", "log": self._log, **query})
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            raise OSError(f"{self._base} did not answer: {error}") from error
+        if len(answer.content) < _HEAD or not answer.content[:16].isdigit():
+            raise OSError(f"{self._base} is not a log service")
+        return answer.content
+
+    def size(self) -> int:
+        """See :class:`LogSource`."""
+        return int(self._page(size=1)[:16])
+
+    def read(self, offset: int) -> bytes:
+        """See :class:`LogSource`."""
+        return self._page(pos=offset, size=_PAGE)[_HEAD:]
+
+
+def _last_lines(source: LogSource, count: int) -> list[str]:
+    """The last lines, of at most the last 512 KiB; none when the log cannot be read."""
+    try:
+        raw = source.read(max(0, source.size() - _MOST_BYTES))
+    except OSError:
+        return []
+    return raw.decode("utf-8", "replace").splitlines()[-count:] if count else []
 
 
 def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict[str, Any]]:
@@ -63,18 +137,18 @@ def _left_here(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
     ]
 
 
-def _follow(sources: dict[str, LogSource], count: int) -> None:
-    """Print the last lines of each log, then whatever is appended, until Ctrl-C."""
+def _print_logs(sources: dict[str, LogSource], count: int, follow: bool) -> None:
+    """Print the last lines of each log; with ``follow`` then whatever is appended, until Ctrl-C."""
     offsets: dict[str, int] = {}
     for label, source in sources.items():
-        for line in last_lines(source, count):
+        for line in _last_lines(source, count):
             click.echo(plain(f"{label}{line}"))
         try:
-            offsets[label] = source.size()
+            offsets[label] = source.size() if follow else 0
         except OSError:
             offsets[label] = 0
     rest: dict[str, bytes] = dict.fromkeys(sources, b"")
-    while True:
+    while follow:
         for label, source in sources.items():
             try:
                 size = source.size()
@@ -114,11 +188,7 @@ def logs(invocation: Invocation, name: str, worker: str | None, count: int, foll
             return
         several = len(rows) > 1
         sources = {f"{row['host']}:{row['port']} " if several else "": row["source"] for row in rows}
-        if follow:
-            _follow(sources, count)
-        for label, source in sources.items():
-            for line in last_lines(source, count):
-                click.echo(plain(f"{label}{line}"))
+        _print_logs(sources, count, follow)
 
 
 def _log_row(row: dict[str, Any], count: int) -> dict[str, Any]:
@@ -127,7 +197,7 @@ def _log_row(row: dict[str, Any], count: int) -> dict[str, Any]:
         "host": row["host"],
         "port": row["port"],
         "log": source.place,
-        "lines": last_lines(source, count),
+        "lines": _last_lines(source, count),
     }
 
 
@@ -143,14 +213,7 @@ def tail(invocation: Invocation, count: int, follow: bool) -> None:
     if not paths:
         raise InvalidRequest(f"{folder} has no logs: start a cluster with `storm-dagster dev`")
     if invocation.json:
-        print_json({"logs": [{"log": str(path), "lines": last_lines(FileLog(path), count)} for path in paths]})
+        print_json({"logs": [{"log": str(path), "lines": _last_lines(FileLog(path), count)} for path in paths]})
         return
     sources: dict[str, LogSource] = {f"{path.name:<28} ": FileLog(path) for path in paths}
-    if follow:
-        _follow(sources, count)
-    for label, source in sources.items():
-        for line in last_lines(source, count):
-            click.echo(plain(f"{label}{line}"))
-
-
-COMMANDS: dict[str, click.Command] = {"logs": logs, "tail": tail}
+    _print_logs(sources, count, follow)

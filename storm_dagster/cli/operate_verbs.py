@@ -1,9 +1,11 @@
-"""Verbs for operators: ``blacklist add|remove|list`` and ``blob list|cat|put|delete``."""
+"""Verbs for operators: ``blacklist add|remove|list``, ``blob list|cat|put|delete`` and ``token create``."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import click
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import print_answer, print_json
+from storm_dagster.cli.output import print_answer, print_json, say
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.model.security import Security
+from storm_dagster.model.signing import SCOPES, make_token
 
 # -- blacklist ----------------------------------------------------------------------------------------------
 
@@ -140,13 +143,13 @@ def blob_put(invocation: Invocation, key: str, source: Path) -> None:
         if str(source) != "-" and not source.is_file():
             raise InvalidRequest(f"file {str(source)!r} does not exist: name a file, or - for standard input")
         if invocation.dry_run:
-            _say(invocation, {"key": key, "dry_run": True}, f"would store {key}")
+            say(invocation.json, {"key": key, "dry_run": True}, f"would store {key}")
             return
         content = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
         with _blobs(invocation, nimbus) as blobs:
             meta = blobs.put(key, content)
     document = {"key": meta.key, "size": meta.size, "sha256": meta.sha256}
-    _say(invocation, document, f"stored {meta.key}, {meta.size} bytes, SHA-256 {meta.sha256}")
+    say(invocation.json, document, f"stored {meta.key}, {meta.size} bytes, SHA-256 {meta.sha256}")
 
 
 @verb("delete", changes=True)
@@ -161,16 +164,36 @@ def blob_delete(invocation: Invocation, key: str) -> None:
             if not invocation.dry_run:
                 blobs.delete(key)
     if invocation.dry_run:
-        _say(invocation, {"key": key, "deleted": False, "dry_run": True}, f"would delete {key}")
+        say(invocation.json, {"key": key, "deleted": False, "dry_run": True}, f"would delete {key}")
     else:
-        _say(invocation, {"key": key, "deleted": True}, f"deleted {key}")
+        say(invocation.json, {"key": key, "deleted": True}, f"deleted {key}")
 
 
-def _say(invocation: Invocation, document: dict[str, Any], text: str) -> None:
-    if invocation.json:
-        print_json(document)
-    else:
-        click.echo(text)
+# -- tokens for whoever cannot sign requests, such as curl, Prometheus and browsers --------------------------
+
+_UNITS = {"m": 60, "h": 3600, "d": 86_400}
+
+
+def _seconds(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    if found is None or int(found[1]) == 0:
+        raise InvalidRequest(f"--expires {text!r:.40} is no time: use a number of minutes, hours or days, such as 30d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+@verb("create")
+@click.option("--scope", type=click.Choice(SCOPES), required=True, help="What the token opens.")
+@click.option("--expires", default="30d", show_default=True, help="How long it counts, such as 90m, 12h, 30d.")
+def token_create(invocation: Invocation, scope: str, expires: str) -> None:
+    """Make a token from the cluster's secret (Authorization: Bearer, or the password of Basic).
+
+    The cluster stores no tokens: one ends with its time, or when the secret is changed.
+    """
+    secs, secret = _seconds(expires), Security.of(invocation.conf).secret
+    if secret is None:
+        raise InvalidRequest("this cluster has no secret, so that nobody is asked for a token: set storm.secret.file")
+    made = make_token(secret, next(one for one in SCOPES if one == scope), secs)
+    say(invocation.json, {"token": made, "scope": scope, "expires": int(time.time()) + secs}, made)
 
 
 class _Verbs(click.Group):
@@ -187,10 +210,10 @@ class _Verbs(click.Group):
 
 
 def _group(name: str, text: str, *commands: click.Command) -> click.Group:
+    """A command with verbs of its own."""
     return _Verbs(name, {str(command.name): command for command in commands}, help=text)
 
 
-COMMANDS: dict[str, click.Command] = {
-    "blacklist": _group("blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list),
-    "blob": _group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete),
-}
+blacklist = _group("blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list)
+blob = _group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete)
+token = _group("token", "Tokens for clients that cannot sign.", token_create)

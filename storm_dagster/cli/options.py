@@ -14,8 +14,8 @@ import httpx
 
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import notify
-from storm_dagster.client.http import NimbusClient, seed_urls
-from storm_dagster.model.conf import ClusterConf, parse_assignments
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.model.conf import ClusterConf, parse_assignments, seed_urls
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.home_conf import cluster_conf

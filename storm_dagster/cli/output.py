@@ -24,6 +24,15 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
+def say(as_json: bool, document: Any, text: str) -> None:
+    """The document as JSON, or one line that says the same."""
+    if as_json:
+        print_json(document)
+    else:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
 def notify(text: str) -> None:
     """Print one line on standard error."""
     sys.stderr.write(plain(text) + "\n")

@@ -1,4 +1,4 @@
-"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``, ``state``."""
+"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``, ``state``; ``dead-letters``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table
+from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table, say
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.security import public_conf
+from storm_dagster.model.masking import public_conf
 
 
 @verb("conf")
@@ -89,6 +89,10 @@ def nimbuses(invocation: Invocation) -> None:
     )
 
 
+def _when(secs: float) -> str:
+    return datetime.datetime.fromtimestamp(secs, datetime.timezone.utc).isoformat()
+
+
 @verb("errors")
 @click.argument("name")
 def errors(invocation: Invocation, name: str) -> None:
@@ -102,8 +106,10 @@ def errors(invocation: Invocation, name: str) -> None:
     if not rows:
         click.echo(f"{document['id']} has reported no errors")
     for row in rows:
-        when = datetime.datetime.fromtimestamp(row["time"], datetime.timezone.utc).isoformat()
-        click.echo(plain(f"{when}  {row['component']}[{row['task']}] on {row['host']}:{row['port']}"))
+        times = f", {row['count']} times" if row.get("count", 1) > 1 else ""
+        click.echo(
+            plain(f"{_when(row['time'])}  {row['component']}[{row['task']}] on {row['host']}:{row['port']}{times}")
+        )
         for line in str(row["error"]).rstrip().splitlines():
             click.echo(plain(f"    {line}"))
 
@@ -197,6 +203,68 @@ def state(invocation: Invocation, name: str, component: str, key: str | None, li
         click.echo(f"more: --after {document['next']}", err=True)
 
 
+@verb("dead-letters")
+@click.argument("name")
+@click.option("--component", metavar="SPOUT", help="Only those of one spout.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Letters to list at most.")
+@click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
+@click.option("--replay", is_flag=True, help="Emit all of them again, as after a bug is gone.")
+@click.option("--export", type=click.File("w", encoding="utf-8", lazy=True), help="Write all of them as lines of JSON.")
+def dead_letters(
+    invocation: Invocation,
+    name: str,
+    component: str | None,
+    limit: int,
+    after: str | None,
+    replay: bool,
+    export: TextIO | None,
+) -> None:
+    """List the dead letters of topology NAME: tuples that failed too often, with the last error."""
+    if replay and export is not None:
+        raise InvalidRequest("--replay and --export exclude each other: export first")
+    letters: list[dict[str, Any]] = []
+    asked = {"component": component, "limit": str(1000 if replay or export else limit), "after": after}
+    with invocation.nimbus() as nimbus:
+        while True:
+            query = {part: value for part, value in asked.items() if value is not None}
+            path = f"/v1/topologies/{name}/dead-letters"
+            method, at = ("POST", f"{path}/replay") if replay else ("GET", path)
+            document = nimbus.request(method, at, params=query).json()
+            letters += document["letters"]
+            asked["after"] = document["next"]
+            if document["next"] is None or not (replay or export):
+                break
+    if export is not None:
+        export.writelines(json.dumps(letter) + "\n" for letter in letters)
+    if replay or export is not None:
+        did = {"id": document["id"], "replayed" if replay else "exported": len(letters)}
+        outcome = "are emitted again" if replay else "exported"
+        say(invocation.json, did, f"{len(letters)} dead letters of {document['id']} {outcome}")
+        return
+    if invocation.json:
+        print_json(document)
+        return
+    print_table(
+        "",
+        ["spout", "task", "number", "tries", "last", "failed in", "error", "values", "replayed"],
+        [
+            (
+                *(row[part] for part in ("spout", "task", "number", "tries")),
+                _when(row["last_ms"] // 1000),
+                f"{row['component']}[{row['failed_task']}]" if row["component"] else None,
+                row["error"],
+                json.dumps(row["values"])[:60],
+                _when(row["replayed_ms"] // 1000) if row.get("replayed_ms") is not None else None,
+            )
+            for row in letters
+        ],
+    )
+    if not letters:
+        click.echo(f"{document['id']} has no dead letters")
+    if document["next"]:
+        click.echo(f"more: --after {document['next']}", err=True)
+
+
 def _plan_text(file: str) -> str:
     if file == "-":
         return sys.stdin.read()
@@ -245,14 +313,3 @@ def plan(invocation: Invocation, file: str) -> None:
         return
     for document in documents:
         _show_placements(document)
-
-
-COMMANDS: dict[str, click.Command] = {
-    "conf": conf,
-    "supervisors": supervisors,
-    "nimbuses": nimbuses,
-    "errors": errors,
-    "explain": explain,
-    "plan": plan,
-    "state": state,
-}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import runpy
@@ -18,6 +19,7 @@ from storm_dagster.cli.output import Steps, print_answer, print_json
 from storm_dagster.model.conf import parse_assignments, validate_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.masking import yaml_problem
 from storm_dagster.model.names import check_topology_name
 
 _BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
@@ -27,12 +29,14 @@ def _conf_file(path: Path) -> dict[str, Any]:
     """The map in a YAML or JSON file, validated."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"--conf-file {path} is not valid YAML: {yaml_problem(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--conf-file {path} cannot be read: {error}") from None
     return validate_conf({} if loaded is None else loaded, source=str(path))[0]
 
 
-def submission_conf(invocation: Invocation, pairs: tuple[str, ...], file: str | None) -> dict[str, Any]:
+def _submission_conf(invocation: Invocation, pairs: tuple[str, ...], file: str | None) -> dict[str, Any]:
     """``-c topology.*``, then the file, then ``--conf``."""
     conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
     if file is not None:
@@ -42,19 +46,13 @@ def submission_conf(invocation: Invocation, pairs: tuple[str, ...], file: str | 
 
 
 def _dry_run(
-    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, requirements: str | None
+    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, requirements: Path | None
 ) -> None:
     from storm_dagster.packaging.bundle import bundle_target
 
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder, Steps("dry run") as steps:
         steps.begin("describe and pack")
-        bundle = bundle_target(
-            target,
-            args,
-            folder=Path(folder),
-            home=invocation.home,
-            requirements=Path(requirements) if requirements else None,
-        )
+        bundle = bundle_target(target, args, folder=Path(folder), home=invocation.home, requirements=requirements)
         steps.done("describe and pack")
     shown = check_topology_name(name or bundle.name)
     components = [
@@ -71,37 +69,59 @@ def _dry_run(
     )
 
 
+def code_options(function: Any) -> Any:
+    """Add the options of new code, and hand them on as one map ``code`` of arguments of the client's functions."""
+
+    @functools.wraps(function)
+    def call(
+        invocation: Invocation,
+        pairs: tuple[str, ...],
+        conf_file: str | None,
+        requirements: str | None,
+        **rest: Any,
+    ) -> None:
+        code = {
+            "conf": _submission_conf(invocation, pairs, conf_file),
+            "home": invocation.home,
+            "requirements": Path(requirements) if requirements else None,
+            "wait": invocation.wait,
+            "dry_run": invocation.dry_run,
+            **{key: rest.pop(key) for key in ("token", "allow_degraded", "timeout")},
+        }
+        function(invocation, code=code, **rest)
+
+    for option in (
+        click.option("--allow-degraded", is_flag=True, help="Continue although too few nimbuses hold the code."),
+        click.option("--token", help="Client token. Calls with the same token take effect once."),
+        click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive."),
+        click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
+        click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."),
+        click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."),
+    ):
+        call = option(call)
+    return call
+
+
 @verb("submit", changes=True, context_settings={"ignore_unknown_options": False})
 @click.argument("target")
 @click.argument("args", nargs=-1)
 @click.option("--name", help="Name of the topology. [default: its own]")
-@click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML.")
-@click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON.")
 @click.option("--inactive", is_flag=True, help="Place the topology without starting its spouts.")
-@click.option("--token", help="Client token. A repeated call with it gives the same topology.")
-@click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive.")
-@click.option("--allow-degraded", is_flag=True, help="Continue although too few nimbuses hold the code.")
-@click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds.")
+@code_options
 def submit(
     invocation: Invocation,
     target: str,
     args: tuple[str, ...],
     name: str | None,
-    pairs: tuple[str, ...],
-    conf_file: str | None,
     inactive: bool,
-    token: str | None,
-    requirements: str | None,
-    allow_degraded: bool,
-    timeout: float,
+    code: dict[str, Any],
 ) -> None:
     """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
 
     ARGS after -- go to a callable target.
     """
-    conf = submission_conf(invocation, pairs, conf_file)
-    if invocation.dry_run:
-        _dry_run(invocation, target, args, name, requirements)
+    if code.pop("dry_run"):
+        _dry_run(invocation, target, args, name, code["requirements"])
         return
     from storm_dagster.client.submission import submit_target
 
@@ -113,21 +133,7 @@ def submit(
             if state in _BUSY and cluster is not None and cluster.spark and cluster.spark.starting:
                 steps.note(step, "waits for Spark, which dev is starting")
 
-        done = submit_target(
-            nimbus,
-            target,
-            args,
-            name=name,
-            conf=conf,
-            home=invocation.home,
-            requirements=Path(requirements) if requirements else None,
-            token=token,
-            inactive=inactive,
-            allow_degraded=allow_degraded,
-            wait=invocation.wait,
-            timeout=timeout,
-            progress=on_step,
-        )
+        done = submit_target(nimbus, target, args, name=name, inactive=inactive, progress=on_step, **code)
         if invocation.wait:
             steps.done("tasks", "all run")
     if invocation.json:
@@ -172,6 +178,3 @@ def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         finally:
             os.chdir(started_in)
-
-
-COMMANDS: dict[str, click.Command] = {"submit": submit, "jar": jar}

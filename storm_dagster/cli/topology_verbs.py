@@ -113,7 +113,10 @@ def show(invocation: Invocation, name: str) -> None:
         print_table("metrics", ["task", "component", "metric", "value"], reported)
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
-        click.echo(plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}"), err=True)
+        times = f" ({error['count']} times)" if error.get("count", 1) > 1 else ""
+        click.echo(
+            plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}{times}"), err=True
+        )
 
 
 def _print_loads(document: dict[str, Any]) -> None:
@@ -305,14 +308,3 @@ def rebalance(
     if executors:
         body["executors"] = _executors(executors)
     _change(invocation, name, "rebalance", body, _until_running(name), extra_secs=wait_secs or 0)
-
-
-COMMANDS: dict[str, click.Command] = {
-    "list": list_topologies,
-    "show": show,
-    "activate": activate,
-    "deactivate": deactivate,
-    "kill": kill,
-    "restart": restart,
-    "rebalance": rebalance,
-}

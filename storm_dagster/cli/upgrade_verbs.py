@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_json
-from storm_dagster.cli.submit_verbs import submission_conf
-from storm_dagster.client.upgrades import (
-    Change,
-    complete_upgrade,
-    gray_upgrade,
-    roll_back,
-    update_topology,
-)
+from storm_dagster.cli.submit_verbs import code_options
+from storm_dagster.client.changes import Change, update_topology
+from storm_dagster.client.upgrades import complete_upgrade, gray_upgrade, roll_back
 from storm_dagster.core.upgrade.selection import Selection, parse_workers
 from storm_dagster.model.errors import InvalidRequest
 
@@ -52,44 +45,11 @@ def _dry_run(invocation: Invocation, name: str, action: str, body: Mapping[str, 
     _answer(invocation, Change(answer["id"], answer["name"], answer["status"], None), action)
 
 
-def _code_options(function: Any) -> Any:
-    """Add the options of new code, and hand them on as one map ``code`` of arguments of the client's functions."""
-
-    @functools.wraps(function)
-    def call(
-        invocation: Invocation,
-        pairs: tuple[str, ...],
-        conf_file: str | None,
-        requirements: str | None,
-        **rest: Any,
-    ) -> None:
-        code = {
-            "conf": submission_conf(invocation, pairs, conf_file),
-            "home": invocation.home,
-            "requirements": Path(requirements) if requirements else None,
-            "wait": invocation.wait,
-            "dry_run": invocation.dry_run,
-            **{key: rest.pop(key) for key in ("token", "allow_degraded", "timeout")},
-        }
-        function(invocation, code=code, **rest)
-
-    for option in (
-        click.option("--allow-degraded", is_flag=True, help="Continue although too few nimbuses hold the code."),
-        click.option("--token", help="Client token. Calls with the same token take effect once."),
-        click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive."),
-        click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
-        click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."),
-        click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."),
-    ):
-        call = option(call)
-    return call
-
-
 @verb("update", changes=True)
 @click.argument("name")
 @click.argument("target")
 @click.argument("args", nargs=-1)
-@_code_options
+@code_options
 def update(invocation: Invocation, name: str, target: str, args: tuple[str, ...], code: dict[str, Any]) -> None:
     """Replace the code of topology NAME by TARGET (hot deploy). The old code runs until the new code is ready."""
     with invocation.nimbus() as nimbus, Steps(f"updating {name}", quiet=invocation.json) as steps:
@@ -104,7 +64,7 @@ def update(invocation: Invocation, name: str, target: str, args: tuple[str, ...]
 @click.option("-n", "number", type=click.IntRange(min=1), help="Number of workers, lowest host:port first.")
 @click.option("-p", "component", help="Workers of this component: all of them, or -n of them.")
 @click.option("-w", "workers", metavar="HOST:PORT,...", help="Exactly these workers.")
-@_code_options
+@code_options
 def gray(
     invocation: Invocation,
     name: str,
@@ -148,11 +108,3 @@ def complete(invocation: Invocation, name: str) -> None:
 def rollback(invocation: Invocation, name: str) -> None:
     """Return every upgraded worker of topology NAME to the former code."""
     _end(invocation, name, "rollback", f"rolling {name} back", roll_back)
-
-
-COMMANDS: dict[str, click.Command] = {
-    "update": update,
-    "gray-upgrade": gray,
-    "complete-upgrade": complete,
-    "rollback": rollback,
-}

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from storm_dagster.client.changes import Change, update_topology
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.submission import Submission, submit_target, submit_topology, submit_uploaded
-from storm_dagster.client.upgrades import (
-    Change,
-    complete_upgrade,
-    gray_upgrade,
-    roll_back,
-    update_topology,
-)
+from storm_dagster.client.upgrades import complete_upgrade, gray_upgrade, roll_back
 from storm_dagster.client.uploads import Uploaded, upload, upload_target
 from storm_dagster.client.waiting import wait_for_run, wait_for_status, wait_for_tasks
 

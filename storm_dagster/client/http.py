@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import httpx
 
-from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
 
 _PAUSE = 0.2
+_TIMEOUT_SECS = 30.0
 _QUIET_SECS = 3.0
 _NO_LEADER, _NO_ZOOKEEPER = "no leader", "no connection to ZooKeeper"
 
@@ -37,25 +39,12 @@ def _remedy(seen: str) -> str:
     return "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
 
 
-def seed_urls(conf: ClusterConf) -> list[str]:
-    """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole URL."""
-    urls: list[str] = []
-    for seed in conf["nimbus.seeds"]:
-        if "://" in seed:
-            urls.append(seed.rstrip("/"))
-        else:
-            host, colon, port = seed.rpartition(":")
-            scheme = "https" if conf.get("storm.tls.cert") else "http"
-            urls.append(f"{scheme}://{host}:{port}" if colon else f"{scheme}://{seed}:{conf['nimbus.http.port']}")
-    return urls
-
-
 class NimbusClient:
     """Calls of nimbus's HTTP service; safe to share between threads.
 
     ``urls`` is called whenever the leader is searched, because addresses change when a local cluster
     is started again. ``patience`` is how long a call waits for a leader, in seconds: a restarting or
-    changing leader is not an error before that. Each single request is bounded by ``timeout``.
+    changing leader is not an error before that. Each single request is bounded by its own.
     """
 
     def __init__(
@@ -63,7 +52,6 @@ class NimbusClient:
         urls: Callable[[], list[str]] | list[str],
         *,
         patience: float = 30.0,
-        timeout: float = 30.0,
         thing: str = "the cluster",
         security: Security | None = None,
         waiting: Callable[[str], None] | None = None,
@@ -79,9 +67,10 @@ class NimbusClient:
         self._require = require
         self._thing = thing
         self._leader: str | None = None
+        self._terms: Mapping[str, str] = {}
         # Proxies of the environment are for the outside world, not for the cluster.
         self._http = httpx.Client(
-            timeout=httpx.Timeout(timeout, connect=2.0), **(security or Security()).client_options()
+            timeout=httpx.Timeout(_TIMEOUT_SECS, connect=2.0), **(security or Security()).client_options()
         )
 
     @staticmethod
@@ -119,6 +108,12 @@ class NimbusClient:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def accepting_fewer(self, allow_degraded: bool = True) -> NimbusClient:
+        """The client of somebody who ``allow_degraded``: fewer copies do when too few nimbuses are alive."""
+        other = copy.copy(self)
+        other._terms = {"X-Storm-Allow-Degraded": "true"} if allow_degraded else {}
+        return other
 
     def __enter__(self) -> NimbusClient:
         return self
@@ -216,7 +211,7 @@ class NimbusClient:
                     base + path,
                     json=json,
                     content=content() if callable(content) else content,
-                    headers=headers,
+                    headers={**self._terms, **(headers or {})},
                     params=params,
                     **extra,
                 )

@@ -113,6 +113,7 @@ def submit_target(
 ) -> Submission:
     """Describe, pack, upload and submit TARGET: ``storm-dagster submit``."""
     started = time.monotonic()
+    nimbus = nimbus.accepting_fewer(allow_degraded)
     if name is not None:
         check_topology_name(name)
     uploaded = upload_target(nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress)
@@ -193,7 +194,9 @@ def submit_topology(
     with NimbusClient.of_cluster(cluster, folder) as nimbus:
         with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as scratch:
             archive = _program_archive(spec, Path(scratch), folder)
-            uploaded = upload(nimbus, archive=archive, conf=checked, topology=spec, name=name)
+            uploaded = upload(
+                nimbus.accepting_fewer(allow_degraded), archive=archive, conf=checked, topology=spec, name=name
+            )
         return submit_uploaded(
             nimbus,
             uploaded,

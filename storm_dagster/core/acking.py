@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
+K = TypeVar("K")
 V = TypeVar("V")
+
+
+class BoundedMap(dict[K, V]):
+    """A map of at most ``most`` entries: a new one takes the place of the oldest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most: int = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self.most and key not in self:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
 
 
 class PendingMap(Generic[V]):
@@ -53,13 +67,15 @@ class PendingMap(Generic[V]):
 class AckerResult:
     """Roots that an acker reports to spout tasks."""
 
-    __slots__ = ("acked", "failed", "unrouted")
+    __slots__ = ("acked", "failed", "lost", "unrouted")
 
     def __init__(self) -> None:
         self.acked: dict[int, list[int]] = {}
         """Spout task -> roots whose trees are complete."""
         self.failed: dict[int, list[int]] = {}
         """Spout task -> roots that failed."""
+        self.lost: dict[int, list[int]] = {}
+        """Spout task -> roots that a lost worker had parts of."""
         self.unrouted: list[int] = []
         """Roots that failed before their spout's task was known here: all spouts must be told."""
 
@@ -70,6 +86,7 @@ class AckTracker:
 
     def __init__(self, timeout: float) -> None:
         self._trees: PendingMap[list[int]] = PendingMap(timeout)
+        """Root -> [value, spout task or 0, bits of the workers it was sent on to]."""
         self.updates: int = 0
         """Number of values that were applied."""
 
@@ -92,7 +109,7 @@ class AckTracker:
             count += 1
             entry = trees.get(root)
             if entry is None:
-                trees[root] = ([value, task], now)
+                trees[root] = ([value, task, 0], now)
             else:
                 tree = entry[0]
                 value ^= tree[0]
@@ -106,7 +123,7 @@ class AckTracker:
             count += 1
             entry = trees.get(root)
             if entry is None:
-                trees[root] = ([value, 0], now)
+                trees[root] = ([value, 0, 0], now)
                 continue
             tree = entry[0]
             value ^= tree[0]
@@ -124,6 +141,27 @@ class AckTracker:
                 result.unrouted.append(root)
         self.updates += count
         return result
+
+    def touch(self, roots: Iterable[int], bits: int) -> None:
+        """Note that open trees have parts in these workers."""
+        trees = self._trees.entries
+        for root in roots:
+            entry = trees.get(root)
+            if entry is not None:
+                entry[0][2] |= bits
+
+    def touching(self, bits: int) -> list[int]:
+        """Roots of the open trees that have parts in one of these workers."""
+        return [root for root, entry in self._trees.entries.items() if entry[0][2] & bits]
+
+    def lose(self, roots: Iterable[int], into: AckerResult) -> None:
+        """Fail those of the trees that are open, because a worker with parts of them is gone."""
+        for root in roots:
+            entry = self._trees.pop(root)
+            if entry is not None and entry[0][1]:
+                into.lost.setdefault(entry[0][1], []).append(root)
+            elif entry is not None:
+                into.unrouted.append(root)
 
     def expire(self, now: float) -> int:
         """Forget trees older than the timeout; returns their number."""

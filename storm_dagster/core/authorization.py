@@ -6,6 +6,7 @@ An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,12 +32,16 @@ class Caller:
     via: str | None = None
     """The authenticated user, when it acts for ``name``."""
     groups: frozenset[str] = field(default_factory=frozenset)
+    scope: str | None = None
+    """What its token is limited to."""
 
     def __str__(self) -> str:
         return f"{self.name!r} through {self.via!r}" if self.via else repr(self.name)
 
 
 CLUSTER = Caller("storm", cluster=True)
+LIMITED_USER: ContextVar[str | None] = ContextVar("storm_dagster.limited_user", default=None)
+"""User whose request is being answered; ``None`` for an administrator and in a cluster that asks nobody."""
 
 
 def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from io import BytesIO
+from itertools import chain, islice
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from storm_dagster.core.window_state import HeldTuple, Position, detach, in_order, join
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.values import ATOMIC, decode_extension, decode_value
 from storm_dagster.model.values import encode_value as encode_any
 
 _HEAD = struct.Struct("<II")
+_PART = 1000
+"""Keys or ids in one checkpoint of a snapshot."""
+_MAPS, _MOST_IN_ONE = 67, 20_000
+_Item = TypeVar("_Item")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -36,6 +43,15 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     full: bool = False
     """Everything before is dropped."""
     old_ids: list[tuple[int, Any]] = []
+    held: list[tuple[int, int, msgspec.Raw]] = []
+    """(number, hash of the grouping key, encoded entry) of tuples that entered windows."""
+    finished: list[int] = []
+    """Numbers of tuples that no window needs any more."""
+    windows: Position | None = None
+    results: list[tuple[int, msgspec.Raw]] = []
+    """(number, what a window emitted)."""
+    confirmed: list[int] = []
+    """Numbers of results whose trees are complete."""
 
 
 _decoder = msgspec.msgpack.Decoder(Checkpoint, ext_hook=decode_extension)
@@ -67,15 +83,25 @@ def stored_key(key: Any, odd: bool = False) -> Any:
 
 def _stored(record: Checkpoint, odd: bool) -> bytes:
     return _encode(
-        Checkpoint(
+        msgspec.structs.replace(
+            record,
             values=[(stored_key(key, odd), raw) for key, raw in record.values],
             removed=[stored_key(key, odd) for key in record.removed],
             ids=[(number, stored_key(name, odd)) for number, name in record.ids],
-            rotated=record.rotated,
-            full=record.full,
             old_ids=[(number, stored_key(name, odd)) for number, name in record.old_ids],
         )
     )
+
+
+def join_encoded(parts: list[Any]) -> msgspec.Raw:
+    """A list of encoded parts, numbers and ``None``."""
+    return msgspec.Raw(_encode(parts))
+
+
+def encode_entry(entry: HeldTuple) -> msgspec.Raw:
+    """Encoded tuple of a window; ``InvalidRequest`` if it holds a value that is not serializable."""
+    item, key = encode_value(entry.item, entry.key), encode_value(entry.key, entry.key)
+    return join_encoded([entry.stamp, item, key, entry.seen])
 
 
 def key_of(key: Any) -> Any:
@@ -92,16 +118,16 @@ def frame(record: Checkpoint) -> bytes:
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def read_log(raw: bytes, name: str) -> Iterator[Checkpoint]:
+def read_log(source: bytes | BinaryIO, name: str) -> Iterator[Checkpoint]:
     """Checkpoints of a log, without an incomplete one at the end.
 
     :class:`Corrupt` when anything before the end is damaged.
     """
+    file = BytesIO(source) if isinstance(source, bytes) else source
     at = 0
-    while at + _HEAD.size <= len(raw):
-        size, checksum = _HEAD.unpack_from(raw, at)
-        payload = raw[at + _HEAD.size : at + _HEAD.size + size]
-        after = at + _HEAD.size + size
+    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+        size, checksum = _HEAD.unpack(head)
+        payload = file.read(size)
         if len(payload) < size:
             return
         try:
@@ -109,24 +135,82 @@ def read_log(raw: bytes, name: str) -> Iterator[Checkpoint]:
                 raise ValueError("the checksum is wrong")
             record = _decoder.decode(payload)
         except (ValueError, msgspec.MsgspecError) as error:
-            if after == len(raw):
+            if not file.read(1):
                 return
             raise Corrupt(
                 f"the state in {name} is damaged at byte {at} ({error}): restore the file, or move it away to start "
                 "this task with nothing"
             ) from None
         yield record
-        at = after
+        at += _HEAD.size + size
+
+
+def _parts(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    rest = iter(items)
+    while part := list(islice(rest, _PART)):
+        yield part
+
+
+class LargeMap(MutableMapping[Any, Any]):
+    """A map in parts, none of which is so large that its growth holds the interpreter's lock for long."""
+
+    def __init__(self, items: Iterable[tuple[Any, Any]]) -> None:
+        self._maps: list[dict[Any, Any]] = [{} for _ in range(_MAPS)]
+        self.update(items)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._maps[hash(key) % _MAPS][key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._maps[hash(key) % _MAPS]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value, or ``default``."""
+        return self._maps[hash(key) % _MAPS].get(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._maps[hash(key) % _MAPS][key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._maps[hash(key) % _MAPS][key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._maps)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._maps))
+
+    def popitem(self) -> tuple[Any, Any]:
+        """As of a dict."""
+        return next((each for each in self._maps if each), {}).popitem()
+
+
+def _in_parts(table: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+    return LargeMap(table.items()) if type(table) is dict and len(table) > _MOST_IN_ONE else table
 
 
 @dataclass
 class Contents:
     """Keyed values of one task, and the ids of the tuples that were applied to them."""
 
-    values: dict[Any, Any] = field(default_factory=dict)
+    values: MutableMapping[Any, Any] = field(default_factory=dict)
+    """Read from a log, a :class:`LargeMap` when there are many."""
     ids: dict[Any, int] = field(default_factory=dict)
     """Id -> hash of the grouping key, newest generation."""
     old_ids: dict[Any, int] = field(default_factory=dict)
+    held: MutableMapping[int, tuple[int, msgspec.Raw]] = field(default_factory=dict)
+    """Number -> (hash of the grouping key, encoded entry) of the tuples in windows."""
+    windows: Position | None = None
+    results: dict[int, msgspec.Raw] = field(default_factory=dict)
+    """Number -> what a window emitted, until its tree is complete."""
+    encoded: bool = False
+    """Whether values stay as they are in the log, which is enough to write it again."""
+
+    def entries(self) -> Iterator[HeldTuple]:
+        """The tuples in windows."""
+        for number, (_, raw) in self.held.items():
+            stamp, item, key, seen = decode_value(raw)
+            yield HeldTuple(stamp, number, item, key_of(key), seen)
 
     def apply(self, record: Checkpoint) -> None:
         """Apply a checkpoint."""
@@ -134,23 +218,42 @@ class Contents:
             self.values.clear()
             self.ids.clear()
             self.old_ids = {key_of(name): number for number, name in record.old_ids}
+            self.held.clear()
+            self.results.clear()
         if record.rotated:
             self.old_ids, self.ids = self.ids, {}
         for key in record.removed:
             self.values.pop(key_of(key), None)
         for key, raw in record.values:
-            self.values[key_of(key)] = decode_value(raw)
+            self.values[key_of(key)] = raw if self.encoded else decode_value(raw)
+        self.values, self.held = _in_parts(self.values), _in_parts(self.held)
         for number, name in record.ids:
             self.ids[key_of(name)] = number
+        for number in record.finished:
+            self.held.pop(number, None)
+        for number, owner, raw in record.held:
+            self.held[number] = (owner, raw.copy())
+        for number in record.confirmed:
+            self.results.pop(number, None)
+        for number, raw in record.results:
+            self.results[number] = raw.copy()
+        self.windows = record.windows or self.windows
 
-    def snapshot(self) -> Checkpoint:
-        """Everything as one full checkpoint."""
-        return Checkpoint(
-            values=[(key, encode_value(value, key)) for key, value in self.values.items()],
-            ids=[(number, name) for name, number in self.ids.items()],
-            old_ids=[(number, name) for name, number in self.old_ids.items()],
-            full=True,
-        )
+    def snapshot(self) -> Iterator[Checkpoint]:
+        """Everything as checkpoints, the first of which is full. They are small, since decoding one holds the
+        interpreter's lock."""
+        yield Checkpoint(full=True, windows=self.windows)
+        for ids, newest in ((self.old_ids, False), (self.ids, True)):
+            if newest and self.old_ids:
+                yield Checkpoint(rotated=True)
+            for part in _parts(ids.items()):
+                yield Checkpoint(ids=[(number, name) for name, number in part])
+        for part in _parts(self.values.items()):
+            yield Checkpoint(values=part if self.encoded else [(key, encode_value(value, key)) for key, value in part])
+        for held in _parts(self.held.items()):
+            yield Checkpoint(held=[(number, owner, raw) for number, (owner, raw) in held])
+        for results in _parts(self.results.items()):
+            yield Checkpoint(results=results)
 
 
 @dataclass(frozen=True)
@@ -170,11 +273,23 @@ class Partitioning:
     ) -> Contents:
         """Contents of task ``index``, taken from the tasks of the partitioning before, given as (index, contents).
 
-        Values that several of them had under one key are merged.
+        Values that several of them had under one key are merged. Tuples of windows go where their keys go, and what
+        windows have emitted is sent by the task of the same index.
         """
         found = Contents()
         several: dict[Any, list[Any]] = {}
+        positions: list[Position] = []
+        moved: list[tuple[HeldTuple, int]] = []
         for before, contents in old:
+            if contents.windows is not None and (self.by_key or before % self.tasks == index):
+                positions.append(contents.windows)
+                for entry in detach(contents.windows, contents.entries()):
+                    owner = contents.held[entry.number][0]
+                    if (owner if self.by_key else before) % self.tasks == index:
+                        moved.append((entry, owner))
+            if before % self.tasks == index:
+                for raw in contents.results.values():
+                    found.results[len(found.results)] = raw
             if not self.by_key and before % self.tasks != index:
                 continue
             for key, value in contents.values.items():
@@ -184,5 +299,9 @@ class Partitioning:
                 mine.update(
                     {name: number for name, number in ids.items() if not self.by_key or number % self.tasks == index}
                 )
+        owners = {id(entry): owner for entry, owner in moved}
+        for number, entry in enumerate(in_order(entry for entry, _ in moved)):
+            found.held[number] = (owners[id(entry)], encode_entry(entry))
+        found.windows = join(positions)
         found.values = {key: values[0] if len(values) == 1 else merge(key, values) for key, values in several.items()}
         return found

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
 
+GRACE_SECS = 5.0
+PATIENCE_SECS = 60.0
+
 
 @dataclass(frozen=True)
 class LeaderDecision:
@@ -33,20 +36,14 @@ def needed_blobs(active: Iterable[str], registered: Iterable[str]) -> set[str]:
     return needed
 
 
-def missing_blobs(needed: Iterable[str], local: Iterable[str]) -> set[str]:
-    """Those of the needed blobs that a nimbus does not hold."""
-    return set(needed) - set(local)
-
-
-def leader_decision(
-    me: str, missing: int, others: Mapping[str, int], *, vacant_secs: float, grace_secs: float = 5.0
-) -> LeaderDecision:
+def leader_decision(me: str, missing: int, others: Mapping[str, int], *, vacant_secs: float) -> LeaderDecision:
     """Whether the nimbus ``me`` (``host:port``), which misses ``missing`` blobs, may try to lead.
 
     ``others`` maps the address of every other live nimbus to what it misses, as it announced it.
     ``vacant_secs`` is for how long this nimbus has seen no leader: one that misses something waits
-    ``grace_secs`` first, so that a better one that is just starting, or fetching, can announce itself. Equal is
-    not fewer: then both try, and ZooKeeper lets one win.
+    :data:`GRACE_SECS` first, so that a better one that is just starting, or fetching, can announce itself. A better one
+    that has not led within :data:`PATIENCE_SECS` hangs, or fails at it, and is waited for no longer. Equal is not fewer:
+    then both try, and ZooKeeper lets one win.
     """
     if missing == 0:
         return LeaderDecision(True, f"{me} holds all blobs of the active topologies")
@@ -54,13 +51,10 @@ def leader_decision(
         ((count, address) for address, count in others.items() if address != me and count < missing),
         default=None,
     )
-    if better is not None:
+    if better is not None and vacant_secs < PATIENCE_SECS:
         return LeaderDecision(False, f"{me} misses {missing} blobs, {better[1]} misses only {better[0]} and shall lead")
-    if vacant_secs < grace_secs:
-        return LeaderDecision(
-            False, f"{me} misses {missing} blobs and waits {grace_secs:g} s for a nimbus that has more"
-        )
-    return LeaderDecision(
-        True,
-        f"{me} misses {missing} blobs and no other nimbus has fewer missing: their topologies are degraded",
-    )
+    if vacant_secs < GRACE_SECS:
+        text = f"{me} misses {missing} blobs and waits {GRACE_SECS:g} s for a nimbus that has more"
+        return LeaderDecision(False, text)
+    text = f"{me} misses {missing} blobs and no nimbus that has more leads: their topologies are degraded"
+    return LeaderDecision(True, text)

@@ -83,13 +83,7 @@ def placed_workers(assignment: Assignment | None) -> tuple[PlacedWorker, ...]:
 
 
 def _to_place(
-    name: str,
-    topology_id: str,
-    runnable: Runnable,
-    table: TaskTable,
-    executors: Mapping[str, int],
-    workers: int,
-    event: Mapping[str, Any],
+    name: str, topology_id: str, runnable: Runnable, table: TaskTable, executors: Mapping[str, int], **changes: Any
 ) -> TopologyToPlace:
     built = topology_to_place(
         name=name,
@@ -99,7 +93,14 @@ def _to_place(
         tasks=table,
         executors=executors_of(table, executors),
     )
-    return built.model_copy(update={"workers": workers, **event})
+    return built.model_copy(update=changes)
+
+
+def _to_place_again(
+    topology: TopologyView, runnable: Runnable, table: TaskTable, executors: Mapping[str, int], **changes: Any
+) -> TopologyToPlace:
+    old = placed_workers(topology.assignment)
+    return _to_place(topology.base.name, topology.id, runnable, table, executors, old=old, **changes)
 
 
 def new_batch(
@@ -118,18 +119,33 @@ def new_batch(
 
     Slots of the topology that it ``replaces`` count as free: that one ends in the same transaction.
     """
-    changes = {"event": "new", "old": placed_workers(backup)}
-    to_place = _to_place(name, topology_id, runnable, table, executors, workers, changes)
+    old = placed_workers(backup)
+    to_place = _to_place(name, topology_id, runnable, table, executors, workers=workers, event="new", old=old)
     placing = [topology_id] if replaces is None else [topology_id, replaces]
     return PlacementBatch(supervisors=offered_supervisors(view, placing=placing), topologies=(to_place,))
 
 
-def causes_still_true(topology: TopologyView, causes: Iterable[Cause]) -> list[Cause]:
-    """Causes that refer to the current assignment; a newer placement has superseded all others."""
+def causes_still_true(view: ClusterView, topology: TopologyView, causes: Iterable[Cause]) -> list[Cause]:
+    """Causes that still hold: of the current assignment, and of what did not recover while they waited for a run."""
     if topology.assignment_at is None:
         return []
     version = topology.assignment_at.version
-    return [cause for cause in causes if cause.topology_id == topology.id and cause.generation == version]
+    mine = [cause for cause in causes if cause.topology_id == topology.id and cause.generation == version]
+    return [cause for cause in mine if _still_true(view, topology, cause)]
+
+
+def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool:
+    live = topology.live_workers.get((cause.node, cause.port))
+    if cause.kind == "unassigned":
+        return True
+    if cause.kind == "silent_master":
+        return topology.beats_at is None or cause.seen in ("", str(topology.beats_at.mzxid))
+    if live is None:
+        # A supervisor that is back starts its workers itself: they get their time.
+        return cause.kind != "lost_host" or cause.node not in view.supervisors
+    if cause.kind == "dead_task":
+        return not topology.dead_tasks.isdisjoint(cause.tasks)
+    return cause.kind == "never_ran" and live.status == "starting" and cause.seen in ("", live.token[:8])
 
 
 def monitor_batch(
@@ -146,21 +162,16 @@ def monitor_batch(
             if worker.slot in withheld:
                 dead.update(worker.ids)
     offered = frozenset(supervisor.id for supervisor in supervisors)
-    unstopped = _kept_elsewhere(topology, offered, dead)
-    changes = {
-        "event": "monitor",
-        "old": placed_workers(topology.assignment),
-        "dead": tuple(sorted(dead)),
-        "unstopped": unstopped,
-    }
-    to_place = _to_place(
-        topology.base.name,
-        topology.id,
+    base = topology.base
+    to_place = _to_place_again(
+        topology,
         runnable,
         table,
-        topology.base.executors,
-        topology.base.workers,
-        changes,
+        base.executors,
+        workers=base.workers,
+        event="monitor",
+        dead=tuple(sorted(dead)),
+        unstopped=_kept_elsewhere(topology, offered, dead),
     )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 
@@ -189,13 +200,16 @@ def rebalance_batch(
     supervisors = offered_supervisors(view, placing=[topology.id])
     offered = frozenset(supervisor.id for supervisor in supervisors)
     present = table.component_of().keys()
-    changes = {
-        "event": "rebalance",
-        "reassign": reassign,
-        "old": placed_workers(topology.assignment),
-        "unstopped": tuple(task for task in unstopped_tasks(topology, offered) if task in present),
-    }
-    to_place = _to_place(topology.base.name, topology.id, runnable, table, executors, workers, changes)
+    to_place = _to_place_again(
+        topology,
+        runnable,
+        table,
+        executors,
+        workers=workers,
+        event="rebalance",
+        reassign=reassign,
+        unstopped=tuple(task for task in unstopped_tasks(topology, offered) if task in present),
+    )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 
 
@@ -203,15 +217,9 @@ def current_topology(
     view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable
 ) -> TopologyToPlace:
     """The topology with its current assignment, as a rebalance without changes takes it."""
-    return rebalance_batch(
-        view,
-        topology,
-        runnable,
-        table,
-        executors=topology.base.executors,
-        workers=topology.base.workers,
-        reassign=False,
-    ).topologies[0]
+    executors, workers = topology.base.executors, topology.base.workers
+    batch = rebalance_batch(view, topology, runnable, table, executors=executors, workers=workers, reassign=False)
+    return batch.topologies[0]
 
 
 def same_workers(assignment: Assignment | None, placement: TopologyPlacement) -> bool:
@@ -229,7 +237,6 @@ def assignment_of(
     topology_id: str,
     previous: Assignment | None,
     now_secs: int,
-    now_ms: int,
     kind: AssignmentType = "Assign",
     restarted: Collection[int] = (),
 ) -> Assignment:
@@ -266,8 +273,9 @@ def assignment_of(
             for worker in placement.workers
         ),
         task_start_secs=Assignment.pack_start_secs(starts),
-        timestamp_ms=now_ms,
+        timestamp_ms=now_secs * 1000,
         type=kind,
+        code=previous.code if previous else {},
     )
     if previous is None:
         return built

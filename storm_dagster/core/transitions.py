@@ -28,8 +28,8 @@ Event = Literal[
     "rollback",
 ]
 
-HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "UPGRADING", "ROLLBACK"})
-"""Statuses in which dead tasks are reassigned. A killed topology goes anyway, a rebalancing one is about to be placed."""
+HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "REBALANCING", "UPGRADING", "ROLLBACK"})
+"""Statuses in which dead tasks are reassigned: all but that of a topology which goes anyway."""
 
 # Status -> event -> next status. "previous" is the status before a rebalance. Absent: not allowed.
 # Unlike JStorm, a kill is allowed in every status and an inactive topology stays inactive.

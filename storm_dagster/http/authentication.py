@@ -1,14 +1,13 @@
 """Authentication of every request of a secured cluster, before any route.
 
 Without ``storm.secret`` and ``storm.tls.*`` nobody is asked anything, and the service is on loopback. With the
-secret, requests carry it (``Authorization: Bearer``, or as the password of Basic, for browsers). With TLS, a
-client certificate of the cluster's authority names its user by its common name.
+secret, requests are signed with it, or carry a token made of it (``Authorization: Bearer``, or as the password of Basic,
+for browsers). With TLS, a client certificate of the cluster's authority names its user by its common name.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
+import hashlib
 import logging
 import os
 import re
@@ -18,18 +17,21 @@ from urllib.parse import parse_qs
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from storm_dagster.core.authorization import (
     CLUSTER,
+    LIMITED_USER,
     Caller,
     Operation,
     authorize,
     impersonate,
     is_admin,
 )
+from storm_dagster.http.responses import refuse_websocket
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.model.security import Security
+from storm_dagster.model.signing import STREAMED, RequestHead, Verifier, read_token, shown_token
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
@@ -42,7 +44,11 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 _TOPOLOGY = re.compile(r"/v1/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?")
 _SUBMIT = re.compile(r"/v1/(submit|runs/[^/]+|uploads(/.*)?)")
 _LIST = frozenset({"/v1/topologies", "/api/v1/topology/summary"})
+_READ = re.compile(
+    r"/metrics|/v1/(cluster|topologies(/.*)?|runs/[^/]+)|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
+)
 _STATE = "storm.caller"
+_BODY = "storm.body"
 _CERTIFICATE = "storm.certificate"
 
 TopologyConf = Callable[[str], Mapping[str, Any] | None]
@@ -96,6 +102,35 @@ def operation_of(method: str, path: str) -> tuple[Operation, str | None]:
     return "admin", None
 
 
+def allows(scope: str, method: str, path: str) -> bool:
+    """Whether a token of a scope other than ``admin`` may do this."""
+    if scope == "metrics":
+        return method in ("GET", "HEAD") and path == "/metrics"
+    if method in ("GET", "HEAD") and _READ.fullmatch(path):
+        return True
+    return scope == "operate" and operation_of(method, path)[0] in ("submit", "topology")
+
+
+def may_do_all(scope: Scope, conf: Mapping[str, Any]) -> bool:
+    """Whether a request is an administrator's, or of a cluster that asks nobody."""
+    caller = scope.get("state", {}).get(_STATE)
+    return caller is None or is_admin(caller, conf)
+
+
+def _audited(send: Send, scope: Scope, caller: str) -> Send:
+    """``send`` that logs a change when it is answered as done."""
+    if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        return send
+
+    async def watched(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] < 400:
+            host = (scope.get("client") or ("?",))[0]
+            _audit.info("%s at %s: %s %r: %d", caller, host, scope["method"], scope["path"][:200], message["status"])
+        await send(message)
+
+    return watched
+
+
 class Authentication:
     """Middleware that admits only requests of authenticated and authorized callers."""
 
@@ -106,45 +141,64 @@ class Authentication:
         conf: Mapping[str, Any],
         topology_conf: TopologyConf,
         groups: Callable[[str], frozenset[str]] = groups_of,
+        challenge: str = "Bearer",
     ) -> None:
+        self._challenge = challenge
         self._app = app
         self._security = security
         self._conf = conf
         self._topology_conf = topology_conf
         self._groups = groups
+        self._verifier = Verifier(security.secrets) if security.secrets else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """One request, or the handshake of a WebSocket, which is a GET."""
+        if scope["type"] == "websocket":
+            scope = {**scope, "method": "GET"}
         if (
-            scope["type"] != "http"
+            scope["type"] not in ("http", "websocket")
             or not self._security.configured
             or scope["path"] in _OPEN
             or (scope["method"] == "POST" and _WORKERS.fullmatch(scope["path"]))
         ):
-            await self._app(scope, receive, send)
+            events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
+            await self._app(scope, receive, send if events else _audited(send, scope, "anyone"))
             return
         try:
             caller = self._identify(scope)
             if not is_admin(caller, self._conf):
+                LIMITED_USER.set(caller.name if caller.scope is None else None)
                 await run_in_threadpool(self._authorize, caller, scope)
         except StormDagsterError as error:
             await self._refuse(error, scope, receive, send)
             return
-        scope.setdefault("state", {})[_STATE] = caller
-        await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        state[_STATE] = caller
+        await self._app(
+            scope, _signed_body(receive, state.get(_BODY, STREAMED)), _audited(send, scope, f"user {caller}")
+        )
 
     def _identify(self, scope: Scope) -> Caller:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = str((scope.get("client") or ("",))[0])
         certificate = (scope.get("state") or {}).get(_CERTIFICATE)
-        if self._security.matches(_shown_secret(headers.get(b"authorization", ""))):
+        shown = headers.get(b"authorization", "")
+        if self._verifier is not None and shown.startswith("Storm "):
+            path = scope["raw_path"].decode("latin-1") + (
+                "?" + query if (query := scope["query_string"].decode()) else ""
+            )
+            target = RequestHead(scope["method"], headers.get(b"host", ""), path)
+            scope.setdefault("state", {})[_BODY] = self._verifier.check(shown, target)
             caller = CLUSTER
+        elif self._verifier is not None and (token := shown_token(shown)) is not None:
+            granted, number = read_token(self._security.secrets, token)
+            caller = CLUSTER if granted == "admin" else Caller(f"token {number}", host=host, scope=granted)
         elif certificate is not None and self._security.ca is not None:
             caller = Caller(certificate, host=host, groups=self._groups(certificate))
         else:
             raise NotAuthenticated(
-                "this cluster needs authentication: send its secret (storm.secret.file of the client's conf; "
-                "Authorization: Bearer), or show a client certificate (storm.tls.cert)"
+                "this cluster needs authentication: sign with its secret (storm.secret.file of the client's conf), send a "
+                "token (`storm-dagster token create`; Authorization: Bearer), or show a client certificate (storm.tls.cert)"
             )
         wanted = headers.get(b"doasuser") or _do_as(scope)
         if not wanted:
@@ -156,6 +210,12 @@ class Authentication:
         return acting
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
+        if caller.scope is not None:
+            if not allows(caller.scope, scope["method"], scope["path"]):
+                raise NotAuthorized(
+                    f"{caller} has the scope {caller.scope!r}, which does not cover this: make another token"
+                )
+            return
         operation, topology = operation_of(scope["method"], scope["path"])
         conf = None if topology is None else self._topology_conf(topology)
         authorize(caller, operation, self._conf, conf)
@@ -168,21 +228,29 @@ class Authentication:
             (scope.get("client") or ("?",))[0],
             error.message,
         )
-        headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotAuthenticated) else None
+        if scope["type"] == "websocket":
+            await refuse_websocket(send)
+            return
+        headers = {"WWW-Authenticate": self._challenge} if isinstance(error, NotAuthenticated) else None
         answer = JSONResponse(error.to_document(), status_code=error.http_status, headers=headers)
         await answer(scope, receive, send)
 
 
-def _shown_secret(header: str) -> str:
-    scheme, _, rest = header.partition(" ")
-    if scheme.lower() == "bearer":
-        return rest.strip()
-    if scheme.lower() == "basic":
-        try:
-            return base64.b64decode(rest, validate=True).decode("utf-8").partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
-    return ""
+def _signed_body(receive: Receive, expected: str) -> Receive:
+    """``receive`` that ends a body whose hash is another than the signed one before anybody has seen its end."""
+    if expected == STREAMED:
+        return receive
+    hashed = hashlib.sha256()
+
+    async def checked() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            hashed.update(message.get("body", b""))
+            if not message.get("more_body") and hashed.hexdigest() != expected:
+                raise NotAuthenticated("the body of the request is not the one that was signed: send it again")
+        return message
+
+    return checked
 
 
 def _do_as(scope: Scope) -> str | None:

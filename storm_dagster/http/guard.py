@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from storm_dagster.http.responses import error_response
+from storm_dagster.http.responses import error_response, refuse_websocket
 from storm_dagster.model.errors import InvalidRequest
 
 Observe = Callable[[str, str, int, float], None]
@@ -70,18 +70,33 @@ def _same_origin(origin: str, scheme: str, authority: str) -> bool:
 class Guard:
     """Refuses requests that another site makes a browser send, and counts all others."""
 
-    def __init__(self, app: ASGIApp, *, hosts: frozenset[str], observe: Observe, routes: Iterable[Route]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: frozenset[str],
+        observe: Observe = lambda *_: None,
+        routes: Iterable[Route] = (),
+        headers: Iterable[tuple[bytes, bytes]] = _BROWSER_HEADERS,
+    ) -> None:
         self._app = app
+        self._headers = list(headers)
         self._patterns = {route.endpoint: route.path for route in routes}
         self._hosts = hosts
         self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
+        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        if scope["type"] == "websocket":
+            # Its page must be ours, too: no browser asks this server whether another one may open it.
+            scheme = scope.get("scheme", "ws").replace("ws", "http")
+            refused = self._refusal("CONNECT", scheme, headers) is not None
+            await (refuse_websocket(send) if refused else self._app(scope, receive, send))
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._refusal(scope["method"], scope.get("scheme", "http"), headers)
         began = time.monotonic()
         status = 500
@@ -90,7 +105,7 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *_BROWSER_HEADERS]
+                message["headers"] = [*message["headers"], *self._headers]
             await send(message)
 
         try:

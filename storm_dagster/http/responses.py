@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Send
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 
@@ -28,6 +29,11 @@ _BODY_SECS = 10.0
 def error_response(error: StormDagsterError) -> JSONResponse:
     """The error document with the status of its class."""
     return JSONResponse(error.to_document(), status_code=error.http_status)
+
+
+async def refuse_websocket(send: Send) -> None:
+    """End the handshake with status 403."""
+    await send({"type": "websocket.close", "code": 1008})
 
 
 async def _typed(request: Request, error: Exception) -> Response:

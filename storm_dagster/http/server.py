@@ -8,6 +8,8 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import uvicorn
@@ -16,6 +18,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.peers import is_own_peer
 
 _log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 512
@@ -29,16 +32,30 @@ _Base: Any = AutoHTTPProtocol
 class _BoundedProtocol(_Base):
     """A connection that is dropped when no request comes whole: neither silence nor drops of a head keep it.
 
-    Bodies have limits of their own, where they are read.
+    Bodies have limits of their own, where they are read. A connection that became a WebSocket is no longer ours.
     """
+
+    own_user_only = False
 
     def connection_made(self, transport: Any) -> None:
         """A peer connected."""
         super().connection_made(transport)
+        if self.own_user_only and not is_own_peer(
+            transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        ):
+            _log.warning("a connection of another user of this machine is refused: set storm.secret.file to let it in")
+            transport.abort()
         self.app_state = {**self.app_state, **certificate_state(transport)}
         self._head_bytes = 0
         self._idle_since = time.monotonic()
         self._schedule_check()
+        if len(self.connections) > _MOST_CONNECTIONS:
+            _least_deserving(self.connections).transport.abort()
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether no request is in progress."""
+        return self.cycle is None or self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
@@ -65,16 +82,39 @@ class _BoundedProtocol(_Base):
         self._timer = asyncio.get_running_loop().call_later(_HEAD_SECS / 2, self._check)
 
     def _check(self) -> None:
-        cycle = self.cycle
-        waiting = cycle is None or cycle.response_complete
-        if waiting and time.monotonic() - self._idle_since > _HEAD_SECS:
+        if self not in self.connections:
+            return
+        if self._waiting and time.monotonic() - self._idle_since > _HEAD_SECS:
             self.transport.abort()
             return
         self._schedule_check()
 
 
+class _OwnUsersProtocol(_BoundedProtocol):
+    own_user_only = True
+
+
+def _least_deserving(connections: Collection[Any]) -> Any:
+    """Of the peer with the most connections the one that is idle for longest, else the oldest."""
+    now = time.monotonic()
+    connections = [connection for connection in connections if isinstance(connection, _BoundedProtocol)]
+    of_peer = Counter((connection.client or ("",))[0] for connection in connections)
+    (greedy, _), *_ = of_peer.most_common(1)
+    theirs = [connection for connection in connections if (connection.client or ("",))[0] == greedy]
+    return min(
+        theirs,
+        key=lambda connection: (
+            not (connection._waiting and now - connection._idle_since > 1.0),
+            connection._idle_since,
+        ),
+    )
+
+
 class HttpService:
-    """Serves an application on an open socket in a thread of its own, over TLS with ``tls``."""
+    """Serves an application on an open socket in a thread of its own, over TLS with ``tls``.
+
+    With ``own_user_only`` connections of other users of this machine are dropped.
+    """
 
     def __init__(
         self,
@@ -83,18 +123,19 @@ class HttpService:
         *,
         name: str = "nimbus-http",
         tls: ssl.SSLContext | None = None,
+        websockets: bool = False,
+        own_user_only: bool = False,
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=_BoundedProtocol,
-            ws="none",
+            http=_OwnUsersProtocol if own_user_only else _BoundedProtocol,
+            ws="auto" if websockets else "none",
             log_config=None,
             access_log=False,
             server_header=False,
             # Whoever is on loopback could otherwise name any address as its own.
             proxy_headers=False,
             lifespan="off",
-            limit_concurrency=_MOST_CONNECTIONS,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=3,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -14,8 +15,9 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.launcher.handover import ForkState, next_fork
 from storm_dagster.launcher.run_launcher import STOCK_TAG
-from storm_dagster.launcher.wire import GO, RUN_ROLE, LineConnection
+from storm_dagster.launcher.wire import RUN_ROLE, LineConnection
 from storm_dagster.model.run_file import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
     """Serve one connection of the launcher: execute its run on ``go``. Returns the exit code."""
     reset_process()
     record: RunFile | None = None
+    request: dict[str, Any] | None = None
     try:
         request = connection.receive(_REQUEST_SECS)
         if request is None:
@@ -80,16 +83,23 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
             connection.send({"refused": reason})
             return 0
         record = RunFile.write(loaded.home, RUN_ROLE, str(request["run_id"]))
+        state: ForkState = "waiting"
         connection.send({"ready": os.getpid()})
-        if connection.receive(_REQUEST_SECS) != GO:
-            record.remove(loaded.home)
-            return 0
-        connection.send({"started": os.getpid()})
+        state = next_fork(state, connection.await_message("go", _REQUEST_SECS))
     except (OSError, ValueError, KeyError) as error:
         log.info("the connection to a launcher was lost: %s", error or type(error).__name__)
-        if record is not None:
-            record.remove(loaded.home)
+        if record is None or request is None:
+            return 0
+        state = next_fork("waiting", "end")
+    if state == "leaving":
+        connection.refuse_more()
+        state = next_fork(state, connection.await_message("go", 0.0))
+    if state != "runs":
+        record.remove(loaded.home)
         return 0
+    with contextlib.suppress(OSError):
+        # A launcher that waits no longer counts the run as launched.
+        connection.send({"started": os.getpid()})
     connection.close()
     return _execute(request["arguments"], record, loaded.home)
 

@@ -15,15 +15,8 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.launcher.wire import (
-    ANSWER_SECS,
-    GO,
-    WARM_TAG,
-    LineConnection,
-    here,
-    run_record,
-    same_place,
-)
+from storm_dagster.launcher.handover import next_launcher
+from storm_dagster.launcher.wire import ANSWER_SECS, GO, WARM_TAG, LineConnection, here, run_record, same_place
 from storm_dagster.model.run_file import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -105,13 +98,10 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                 log.info("run %s starts the stock way: %s", run.run_id, reason)
                 return False
             self._instance.add_run_tags(run.run_id, {WARM_TAG: here()})
+            state = next_launcher("asking", "ready")
             connection.send(GO)
-            try:
-                # Timeout: the fork got `go` and starts, or its death is reported. End of the connection: it died before
-                # it started.
-                return connection.receive(ANSWER_SECS) is not None
-            except TimeoutError:
-                return True
+            state = next_launcher(state, "sent")
+            return next_launcher(state, connection.await_message("started", ANSWER_SECS)) == "launched"
         except (OSError, ValueError) as error:
             log.info("run %s starts the stock way: %s", run.run_id, error or type(error).__name__)
             return False
@@ -139,7 +129,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             )
             return False
         if record is None or not record.signal(signal.SIGINT):
-            self._end_canceled(run_id, "The run's process was gone already.")
+            _report_canceled(self._instance, run_id, "The run's process was gone already.")
             return True
         threading.Thread(
             target=self._force, args=(self._instance, run_id, record), name="terminate-run", daemon=True
@@ -154,9 +144,6 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                     _report_canceled(instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s.")
                 return
             time.sleep(0.1)
-
-    def _end_canceled(self, run_id: str, reason: str) -> None:
-        _report_canceled(self._instance, run_id, reason)
 
     # -- health -------------------------------------------------------------------------------------------
     @property

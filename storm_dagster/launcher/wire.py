@@ -15,10 +15,11 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from storm_dagster.launcher.handover import Event
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.run_file import RunFile, run_dir
 
@@ -144,6 +145,20 @@ class LineConnection:
         if not isinstance(document, dict):
             raise ValueError("not a JSON object")
         return document
+
+    def await_message(self, name: Literal["go", "started"], timeout: float) -> Event:
+        """Wait for the message ``name``: that, or ``silence``, or ``end`` for anything else."""
+        try:
+            return name if name in (self.receive(timeout) or {}) else "end"
+        except TimeoutError:
+            return "silence"
+        except (OSError, ValueError):
+            return "end"
+
+    def refuse_more(self) -> None:
+        """From now on the other end cannot send; what it had sent can still be received."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Close this end."""

@@ -18,7 +18,8 @@ import yaml
 
 from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.security import SECRET_KEYS, public_conf, read_private_file
+from storm_dagster.model.masking import SECRET_KEYS, public_conf, yaml_problem
+from storm_dagster.model.security import read_private_file
 
 Conf = Mapping[str, Any]
 
@@ -87,7 +88,7 @@ def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[s
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
-            raise InvalidRequest(f"{source} {pair!r} is not of the form KEY=VALUE")
+            raise InvalidRequest(f"{source} {key!r:.80} is not of the form KEY=VALUE")
         if key.strip() in SECRET_KEYS:
             raise InvalidRequest(
                 f"{source} {key.strip()}: every user of the machine can read a command line: "
@@ -96,7 +97,9 @@ def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[s
         try:
             conf[key.strip()] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise InvalidRequest(f"{source} {pair!r}: the value is not valid YAML: {error}") from None
+            raise InvalidRequest(
+                f"{source} {key.strip()}: the value is not valid YAML: {yaml_problem(error)}"
+            ) from None
     return conf
 
 
@@ -141,7 +144,7 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
             try:
                 loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
             except (yaml.YAMLError, UnicodeDecodeError) as error:
-                raise InvalidRequest(f"{path} is not valid YAML: {error}") from None
+                raise InvalidRequest(f"{path} is not valid YAML: {yaml_problem(error)}") from None
             if isinstance(loaded, dict) and any(loaded.get(key) for key in SECRET_KEYS):
                 read_private_file(path, "the conf file with secrets")
             merged = merged.with_values(loaded if loaded is not None else {}, str(path))
@@ -155,3 +158,17 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
             (*merged.warnings, f"nimbus.host is deprecated: write nimbus.seeds: [{host}]"),
         )
     return merged
+
+
+def seed_urls(conf: ClusterConf) -> list[str]:
+    """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole URL."""
+    scheme, port = "https" if conf.get("storm.tls.cert") else "http", conf["nimbus.http.port"]
+    urls: list[str] = []
+    for seed in map(str, conf["nimbus.seeds"] or ()):
+        if "://" in seed:
+            urls.append(seed.rstrip("/"))
+        elif ":" in seed.rpartition("]")[2]:
+            urls.append(f"{scheme}://{seed}")
+        elif port:
+            urls.append(f"{scheme}://{seed}:{port}")
+    return urls

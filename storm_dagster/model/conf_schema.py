@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from storm_dagster.model.security import HIDDEN, SECRET_KEYS
+from storm_dagster.model.masking import HIDDEN, is_secret_key
+from storm_dagster.model.strategies import STRATEGIES
 
 OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
 """An unknown key below these is a mistake; all other prefixes belong to the user."""
@@ -62,7 +63,7 @@ def check_value(key: str, value: Any) -> str | None:
     """Reason why ``value`` is not valid for the known ``key``; ``None`` when it is."""
     spec = CONF_KEYS[key]
     if not _is_kind(spec.kind, value):
-        shown = HIDDEN if key in SECRET_KEYS else f"{value!r:.60}"
+        shown = HIDDEN if is_secret_key(key) else f"{value!r:.60}"
         return f"{key} must be {_NAMES[spec.kind]}, got {shown} ({type(value).__name__})"
     if spec.minimum is not None and value < spec.minimum:
         return f"{key} must be at least {spec.minimum:g}, got {value!r}"
@@ -129,6 +130,8 @@ CONF_KEYS: dict[str, ConfKey] = {
     "nimbus.topology.action.notifier.plugin.class": ConfKey(
         "str", "'module:class' that is notified of topology actions"
     ),
+    "nimbus.executors.perTopology": ConfKey("int", "Most executors of a topology; null: any number", 1),
+    "nimbus.slots.perTopology": ConfKey("int", "Most workers of a topology; null: any number", 1),
     "nimbus.admins": ConfKey("list[str]", "Users who may do everything (with client certificates)"),
     "nimbus.admins.groups": ConfKey("list[str]", "Groups of such users"),
     "nimbus.users": ConfKey("list[str]", "Users who may submit and list topologies; empty: only admins"),
@@ -148,12 +151,29 @@ CONF_KEYS: dict[str, ConfKey] = {
     "supervisor.cpu.capacity": ConfKey("int", "CPU offered, percent points of one core", 1),
     "supervisor.blobstore.download.max_retries": ConfKey("int", "Tries of one download", 1),
     "supervisor.health.check.dir": ConfKey("path", "Folder of health check scripts; null: none"),
+    "supervisor.worker.environment": ConfKey(
+        "list[str]",
+        "Variables of the supervisor's environment that workers get beside the usual ones; AWS_* is a pattern",
+    ),
+    "supervisor.worker.memory.enforce": ConfKey("bool", "End workers that use more memory than worker.memory.size"),
+    "supervisor.worker.max.files": ConfKey(
+        "int", "Open files of a worker (RLIMIT_NOFILE); null: as the supervisor", 64
+    ),
+    "supervisor.worker.max.processes": ConfKey(
+        "int", "Processes and threads of a worker's user (RLIMIT_NPROC; not of root); null: as the supervisor", 16
+    ),
+    "supervisor.run.worker.as.user": ConfKey(
+        "bool", "Run workers as topology.submitter.user, else as supervisor.worker.user; the supervisor must be root"
+    ),
+    "supervisor.worker.user": ConfKey("str", "User (name or uid) of workers whose submitter is no user of the host"),
     "supervisor.rack": ConfKey("str", "Rack of this host; null: unknown"),
     # -- worker -----------------------------------------------------------------------------------------
     "worker.heartbeat.frequency.secs": ConfKey(
         "number", "Pause between a worker's beats to its supervisor, seconds", 0.1
     ),
-    "worker.memory.size": ConfKey("int", "Memory of a worker (a label), bytes", 1),
+    "worker.memory.size": ConfKey(
+        "int", "Memory of a worker, bytes; a label unless supervisor.worker.memory.enforce", 1
+    ),
     "worker.cpu.slot.num": ConfKey("int", "CPU of a worker (a label)", 1),
     "worker.log.max.bytes": ConfKey("int", "Size at which a worker's log is rotated, bytes", 1024),
     "worker.log.backups": ConfKey("int", "Rotated logs kept for each worker", 0),
@@ -165,9 +185,11 @@ CONF_KEYS: dict[str, ConfKey] = {
     # -- topology ---------------------------------------------------------------------------------------
     "topology.name": ConfKey("str", "Set by the system"),
     "topology.id": ConfKey("str", "Set by the system"),
-    "topology.workers": ConfKey("int", "Number of workers", 1, 1_000_000),
+    "topology.workers": ConfKey("int", "Number of workers", 1, 5_000),
     "topology.acker.executors": ConfKey("int", "Acker tasks; 0 turns acking off", 0, 100_000),
-    "topology.tasks": ConfKey("int", "Component conf: tasks, when more than the parallelism", 1, 1_000_000),
+    "topology.tasks": ConfKey(
+        "int", "Component conf: tasks, when more than the parallelism; 0: it does not run", 0, 1_000_000
+    ),
     "topology.max.task.parallelism": ConfKey("int", "Most tasks of any component", 1),
     "topology.bolt.parallelism": ConfKey("map", "Bolt -> parallelism, overriding the code"),
     "topology.spout.parallelism": ConfKey("map", "Spout -> parallelism, overriding the code"),
@@ -179,7 +201,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.rebalance.threshold": ConfKey(
         "number", "Least gain in balance of a scheduled rebalance: 0.1 is a tenth of the fair share", 0
     ),
-    "topology.scheduler.strategy": ConfKey("str", "Placement strategy", choices=("balanced", "even", "local")),
+    "topology.scheduler.strategy": ConfKey("str", "Placement strategy", choices=tuple(STRATEGIES)),
     "topology.master.single.worker": ConfKey("bool", "Topology master alone in a worker; null: from 10 workers on"),
     "topology.master.worker.memory.size": ConfKey("int", "Memory of the topology master's worker, bytes", 1),
     "topology.python": ConfKey("str", "Interpreter of the workers; null: the supervisor's"),
@@ -189,17 +211,30 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.metric.sample.rate": ConfKey("number", "Share of tuples whose latency is taken", 0, 1),
     "topology.error.throttle.interval.secs": ConfKey("int", "Window of error throttling, seconds", 1),
     "topology.max.error.report.per.interval": ConfKey("int", "Errors that a task may report in that window", 1),
-    "topology.shellbolt.max.pending": ConfKey("int", "Tuples that may wait for a shell bolt", 1),
+    "topology.shellbolt.max.pending": ConfKey("int", "Tuples that may wait to be written to a shell bolt", 1),
     "topology.subprocess.timeout.secs": ConfKey("int", "Silence after which a shell component is replaced, seconds", 1),
     "topology.transfer.batch.size": ConfKey("int", "Most tuples in one frame between workers", 1),
     "topology.executor.queue.size": ConfKey("int", "Tuples that may wait for one task before back pressure", 2),
     "topology.backpressure.enable": ConfKey("bool", "Hold spouts and bolts while queues downstream are full"),
     "topology.state.dir": ConfKey("path", "Folder of state that components keep; null: below storm.local.dir"),
     "topology.users": ConfKey("list[str]", "Users who may see and change the topology"),
+    "topology.submitter.user": ConfKey("str", "User who submitted the topology; set by nimbus for its limited users"),
     "topology.groups": ConfKey("list[str]", "Groups of such users"),
     "topology.state.shared": ConfKey(
         "bool",
-        "Whether all hosts share topology.state.dir; required if workers are on several hosts",
+        "Not needed any more: workers see by themselves whether topology.state.dir is shared",
+    ),
+    "topology.state.local": ConfKey(
+        "bool", "State may stay on its host, where it is lost or old for tasks that move to and fro"
+    ),
+    "topology.dead.letter.tries": ConfKey(
+        "int", "Failures after which a tuple is a dead letter, whatever its spout does; 0: the spout decides", 0
+    ),
+    "topology.dead.letter.max.bytes": ConfKey(
+        "int", "Most bytes of dead letters that a spout's task keeps; the oldest are dropped", 4096
+    ),
+    "topology.dead.letter.stream": ConfKey(
+        "str", "Component conf: stream of a spout, of one field, on which its dead letters are emitted, too"
     ),
     "topology.state.checkpoint.interval.ms": ConfKey(
         "int", "Longest time between two checkpoints of a stateful bolt, milliseconds", 1
@@ -227,6 +262,9 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "topology.bolts.watermark.event.interval.ms": ConfKey(
         "int", "Component conf: time between two watermarks, milliseconds", 1
+    ),
+    "topology.bolts.watermark.idle.timeout.ms": ConfKey(
+        "int", "Component conf: silence of a sending task after which watermarks do not wait for it, milliseconds", 1
     ),
     "topology.bolts.late.tuple.stream": ConfKey("str", "Component conf: stream that late tuples go to"),
     "topology.disable.loadaware.messaging": ConfKey(
@@ -282,6 +320,10 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "dagster.cluster": ConfKey(
         "str", "cluster= of the code location's build_storm_defs; null: its names have no prefix"
+    ),
+    "dagster.target.roots": ConfKey(
+        "list[str]",
+        "Folders in which the target of a run launched by hand lies; null: the code location's folder and examples/",
     ),
     "dagster.location": ConfKey("str", "Code location that holds our definitions"),
     "dagster.repository": ConfKey("str", "Repository in that location"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import Security, zookeeper_payload
 
 Guardian = Literal["secret or tls", "secret", "zookeeper auth"]
 """Authentication that each kind of service can require."""
@@ -54,7 +54,7 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
     proven = {
         "secret or tls": security.configured,
         "secret": security.secret is not None,
-        "zookeeper auth": bool(conf.get("storm.zookeeper.auth.payload")),
+        "zookeeper auth": zookeeper_payload(conf) is not None,
     }[needs]
     if not proven:
         lacking.append(_REMEDY[needs])
@@ -69,11 +69,18 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
 def make_private(home: Path) -> Path:
     """Make the state folder, or close it to other users (mode 0700) when it is this user's own already.
 
-    A folder that is meant to be shared (sticky, such as /tmp) or a user's login folder is left as it is.
+    A folder that is meant to be shared (sticky, such as /tmp) or a user's login folder is left as it is, and so is one
+    whose supervisor lets workers of other users in (``supervisor.run.worker.as.user``): its content is closed.
     """
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = home.stat()
     shared = status.st_mode & stat.S_ISVTX or home == Path.home() or home.parent == home
-    if status.st_uid == os.getuid() and status.st_mode & 0o077 and not shared:
+    if status.st_uid not in (os.getuid(), 0):
+        # Its owner could replace every file in it: code, tokens, confs.
+        raise InvalidRequest(
+            f"the state folder {home} belongs to user {status.st_uid}, not to this one ({os.getuid()}): name another --home"
+        )
+    entered = status.st_mode & 0o077 == 0o011 and (home / "users").is_dir()
+    if status.st_uid == os.getuid() and status.st_mode & 0o077 and not shared and not entered:
         home.chmod(0o700)
     return home

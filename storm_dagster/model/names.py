@@ -18,6 +18,8 @@ SYSTEM = "__system"
 _TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _COMPONENT_ID = re.compile(r"[A-Za-z0-9\-_/.$<>()#:]{1,200}")
 _TOPOLOGY_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12})-(?P<secs>[0-9]{1,12})")
+_LIKE_AN_ID = re.compile(r".*-[0-9]{1,12}-[0-9]{9,12}")
+"""Names that could be ids; ``sales-2026-11`` is none, since no clock is in the year 1970."""
 # A topology id ends in its seconds, so that what follows a last dot can only be a version of its code.
 _CODE_DIR = re.compile(rf"(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?")
 _BLOB_KEY = re.compile(r"[\w \t.:\-]{1,255}", re.ASCII)
@@ -25,7 +27,17 @@ _BLOB_SUFFIXES = ("-stormjar.jar", "-stormconf.ser", "-stormcode.ser", "-placeme
 
 
 def check_topology_name(name: object) -> str:
-    """``name`` itself when it may name a topology, else :class:`InvalidTopology` saying why not."""
+    """``name`` itself when it may name a new topology, else :class:`InvalidTopology` saying why not."""
+    checked = check_topology_reference(name)
+    if _LIKE_AN_ID.fullmatch(checked):
+        raise InvalidTopology(
+            f"topology name {checked!r} looks like a topology id (<name>-<number>-<seconds>): rename it"
+        )
+    return checked
+
+
+def check_topology_reference(name: object) -> str:
+    """The name or id of a topology, checked: no path can be expressed in it."""
     if not isinstance(name, str) or not name:
         raise InvalidTopology("the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'")
     if len(name) > 200:
@@ -82,7 +94,7 @@ def code_name(target: Any, what: str) -> str:
 
 def make_topology_id(name: str, count: int, epoch_secs: int) -> str:
     """``<name>-<n>-<epoch secs>``, the id under which one deployment of a topology is known."""
-    return f"{check_topology_name(name)}-{count}-{epoch_secs}"
+    return f"{check_topology_reference(name)}-{count}-{epoch_secs}"
 
 
 def topology_name_of(topology_id: str) -> str:

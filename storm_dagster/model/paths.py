@@ -127,6 +127,11 @@ def log_levels(topology_id: str) -> str:
     return f"{TOPOLOGY}/{topology_id}/log_levels"
 
 
+def state_home(topology_id: str) -> str:
+    """Where the state of its tasks lies; below its base, with which it goes."""
+    return f"{TOPOLOGY}/{topology_id}/state"
+
+
 def token(client_token: str) -> str:
     """The topology id that a client token was given at its first use."""
     return f"{TOKENS}/{client_token}"

@@ -1,7 +1,4 @@
-"""Value types of both planners: the topologies to place, and their placements.
-
-The PySpark assignment and the local planner have nothing in common but these, so that each tests the other.
-"""
+"""Value types of both planners: the topologies to place, and their placements."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Reasons, in words, for the placement of tasks and workers and for refusals; both planners use them.
+"""Reasons, in words, for the placement of tasks and workers and for refusals.
 
-Words only: which reason applies is decided by each planner for itself. Over Spark a reason travels as its
-number, so that a hundred thousand tasks do not carry a hundred thousand sentences.
+Over Spark a reason travels as its number, so that a hundred thousand tasks do not carry a hundred thousand sentences.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ __all__ = [
     "GrayWorker",
     "MetricIds",
     "Record",
+    "StateHome",
     "StormBase",
     "SupervisorInfo",
     "TaskBeats",
@@ -167,6 +168,8 @@ class TaskBeats(Record):
     """``"node:port"`` -> its counter."""
     dead: Ranges = ""
     """Tasks that the topology master holds to be dead (hung or never reported)."""
+    version: int = -1
+    """Version of the assignment that it judged; -1: none yet, or a topology master of release 0.1.0."""
 
 
 class MetricIds(Record):
@@ -198,6 +201,8 @@ class SupervisorInfo(Record):
     rack: str | None = None
     restarting: tuple[int, ...] = ()
     """Ports whose worker crashed and is being restarted in place."""
+    place: str = ""
+    """Boot and folder in which it runs, where a lock admits one at a time; empty: not stated."""
 
 
 class TaskError(Record):
@@ -207,8 +212,12 @@ class TaskError(Record):
     host: str
     port: int
     time: int
-    """Epoch seconds."""
+    """Epoch seconds; of the last one."""
     error: str
+    count: int = 1
+    """How often it occurred."""
+    group: str = ""
+    """Type and place: errors of a component with the same one are one record. Empty: a record of its own."""
 
 
 class GrayUpgrade(Record):
@@ -222,7 +231,9 @@ class GrayUpgrade(Record):
     workers: tuple[str, ...] = ()
     """``host:port``; cleared once the batch is picked."""
     expires: int
-    """Epoch seconds after which the upgrade may no longer go on."""
+    """Epoch seconds at which its time is over by the clock of who began it: shown, never compared."""
+    ttl_secs: int = 86_400
+    """Seconds for which the upgrade may go on, by the clock of who leads; a new leader counts from zero."""
     continue_: bool = Field(default=False, alias="continue")
     """A batch was asked for and is not picked yet."""
     rollback: bool = False
@@ -233,6 +244,8 @@ class GrayUpgrade(Record):
     """Client token of the call that began it."""
     reason: str | None = None
     """Reason for a rollback that was not requested."""
+    code: dict[str, str] = {}
+    """Blob key -> SHA-256 of the new code, as in the assignment."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(populate_by_name=True)
 
@@ -289,6 +302,8 @@ class Assignment(Record):
     """Task ranges -> epoch seconds at which those tasks were placed where they are."""
     timestamp_ms: int
     type: AssignmentType = "Assign"
+    code: dict[str, str] = {}
+    """Blob key -> SHA-256 of what that code is: supervisors run nothing else. Empty: an older release wrote it."""
 
     def task_slots(self) -> dict[int, tuple[str, int]]:
         """Task id -> (supervisor id, port)."""
@@ -322,6 +337,8 @@ class WorkerNode(Record):
     status: Literal["starting", "running", "paused"]
     code: str = ""
     """SHA-256 of the archive that it runs (first 16 hex digits)."""
+    dead: Ranges = ""
+    """In the topology master's worker: tasks that its newest report holds to be dead, so that readers see it at once."""
 
 
 class EpochRecord(Record):
@@ -364,6 +381,17 @@ class KeptLevels(Record):
     """``/topology/<id>/log_levels``: logger -> level, for workers that begin after it was changed."""
 
     loggers: dict[str, KeptLevel] = {}
+
+
+class StateHome(Record):
+    """``/topology/<id>/state``: where the state of a topology's tasks lies, and the newest opening of each."""
+
+    marker: str
+    """Random id of a file in ``topology.state.dir``; a host without it has other storage. Empty before there is one."""
+    openings: dict[str, tuple[int, ...]] = {}
+    """``component/index`` of a stateful task, or the id of a task with ``context.state`` -> (division, opening)."""
+    local: tuple[str, ...] = ()
+    """Hosts that keep state of their own while others run workers too."""
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -1,8 +1,8 @@
 """Security of a cluster: its secret and certificates, and the settings of servers and clients.
 
 Nothing is configured by default, and then everything listens on loopback only (``exposure``). ``storm.secret``
-(or ``storm.secret.file``) is what every daemon, run and client of a cluster knows; whoever shows it is the
-cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both sides trust.
+(or ``storm.secret.file``, in which a second line is a secret that counts, too, while it is changed) is what every
+daemon, run and client of a cluster knows; whoever signs with it is the cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both sides trust.
 """
 
 from __future__ import annotations
@@ -11,50 +11,46 @@ import hashlib
 import hmac
 import logging
 import os
-import re
 import ssl
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-
-SECRET_KEYS = frozenset({"storm.secret", "storm.zookeeper.auth.payload", "dagster.graphql.headers"})
-"""Conf keys whose values are secrets: never shown, logged, or given on a command line."""
-
-HIDDEN = "*****"
-"""Replacement of a secret wherever a conf is shown."""
+from storm_dagster.model.signing import signer
 
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
-_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")
-_TELLTALE = re.compile(
-    r"secret(?!\.file$)|passw|token(?!\.file$)|credential|private.?key|access.?key|auth\.payload", re.I
-)
 
 
-def public_conf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy of a conf for pages and logs, without secrets.
+def _secrets_of(conf: Any) -> tuple[str, ...]:
+    secret, file = conf.get("storm.secret"), conf.get("storm.secret.file")
+    if secret and file:
+        raise InvalidRequest("storm.secret and storm.secret.file are both set: keep the file")
+    if file:
+        lines = read_private_file(Path(file).expanduser(), "storm.secret.file").splitlines()
+        found = tuple(line.strip() for line in lines if line.strip()) or ("",)
+    else:
+        found = () if secret is None else (str(secret),)
+    if any(len(one) < _SHORTEST_SECRET for one in found):
+        raise InvalidRequest(
+            f"storm.secret has fewer than {_SHORTEST_SECRET} characters: make one with `openssl rand -hex 32`"
+        )
+    return found
 
-    The values of :data:`SECRET_KEYS`, and of any other key (in maps such as ``topology.environment`` too)
-    whose name contains password, secret, token or credential, are replaced by :data:`HIDDEN`; so are user and password
-    in an address.
+
+def _derived(secret: str, purpose: str) -> bytes:
+    return hmac.new(secret.encode(), f"storm-dagster {purpose}".encode(), hashlib.sha256).digest()
+
+
+def zookeeper_payload(conf: Any) -> str | None:
+    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from the secret.
+
+    Each secret of the file gives a line: the first owns what is created, all are shown.
     """
-    shown: dict[str, Any] = {}
-    for key, value in values.items():
-        if value and isinstance(value, str) and (key in SECRET_KEYS or _TELLTALE.search(str(key))):
-            shown[key] = HIDDEN
-        elif isinstance(value, str):
-            shown[key] = _LOGIN.sub(f"{HIDDEN}@", value)
-        elif isinstance(value, Mapping):
-            shown[key] = dict.fromkeys(value, HIDDEN) if key in SECRET_KEYS else public_conf(value)
-        elif isinstance(value, list | tuple):
-            shown[key] = [public_conf(item) if isinstance(item, Mapping) else item for item in value]
-        else:
-            shown[key] = value
-    return shown
+    given = conf.get("storm.zookeeper.auth.payload")
+    return given or "\n".join(f"storm:{_derived(one, 'zookeeper').hex()}" for one in _secrets_of(conf)) or None
 
 
 def read_private_file(path: Path, what: str) -> str:
@@ -77,6 +73,8 @@ class Security:
     cert: str | None = None
     key: str | None = None
     ca: str | None = None
+    others: tuple[str, ...] = field(default=(), repr=False)
+    """Secrets that count beside it while the secret is changed."""
 
     @staticmethod
     def of(conf: Any) -> Security:
@@ -85,15 +83,7 @@ class Security:
         Raises :class:`InvalidRequest` for a secret that is short, given twice, or readable by others, and
         for TLS files that do not belong together.
         """
-        secret, file = conf.get("storm.secret"), conf.get("storm.secret.file")
-        if secret and file:
-            raise InvalidRequest("storm.secret and storm.secret.file are both set: keep the file")
-        if file:
-            secret = read_private_file(Path(file).expanduser(), "storm.secret.file")
-        if secret is not None and len(secret) < _SHORTEST_SECRET:
-            raise InvalidRequest(
-                f"storm.secret has fewer than {_SHORTEST_SECRET} characters: make one with `openssl rand -hex 32`"
-            )
+        secret, *others = _secrets_of(conf) or (None,)
         cert, key, ca = (conf.get(f"storm.tls.{part}") for part in ("cert", "key", "ca"))
         if bool(cert) != bool(key):
             raise InvalidRequest("storm.tls.cert and storm.tls.key go together: set both or none")
@@ -101,7 +91,7 @@ class Security:
             raise InvalidRequest(
                 "storm.tls.cert needs storm.tls.ca, the authority by which daemons and clients know each other: set it"
             )
-        security = Security(secret or None, cert or None, key or None, ca or None)
+        security = Security(secret, cert or None, key or None, ca or None, tuple(others))
         if security.tls:
             security.server_context()
         return security
@@ -129,22 +119,18 @@ class Security:
     def derived(self, purpose: str) -> bytes:
         """32 bytes for one purpose, derived from the secret, which they do not reveal."""
         assert self.secret is not None, "nothing is derived without a secret"
-        return hmac.new(self.secret.encode(), f"storm-dagster {purpose}".encode(), hashlib.sha256).digest()
+        return _derived(self.secret, purpose)
 
-    def matches(self, shown: str) -> bool:
-        """Whether ``shown`` is the secret; takes the same time wherever it differs."""
-        if self.secret is None:
-            return False
-        digests = (hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (shown, self.secret))
-        return hmac.compare_digest(*digests)
-
-    def headers(self) -> dict[str, str]:
-        """Headers of each request of a client of the cluster."""
-        return {} if self.secret is None else {"Authorization": f"Bearer {self.secret}"}
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The secrets that prove a client, the one that we use first."""
+        return () if self.secret is None else (self.secret, *self.others)
 
     def client_options(self) -> dict[str, Any]:
-        """Keyword arguments for an HTTP client of the cluster: headers, certificates, no proxy."""
-        options: dict[str, Any] = {"headers": self.headers(), "trust_env": False}
+        """Keyword arguments for an HTTP client of the cluster: signatures, certificates, no proxy."""
+        options: dict[str, Any] = {"trust_env": False}
+        if self.secret is not None:
+            options["auth"] = signer(self.secret, tls=self.tls)
         if self.ca is not None:
             options["verify"] = self.client_context()
         return options
@@ -153,17 +139,18 @@ class Security:
         """TLS context of a server. Clients must show a certificate of ``storm.tls.ca`` unless it is optional."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.sslobject_class, context.sslsocket_class = _AuditedObject, _AuditedSocket
-        self._load(context)
+        self.load_into(context)
         context.verify_mode = ssl.CERT_REQUIRED if client_certificate else ssl.CERT_OPTIONAL
         return context
 
     def client_context(self) -> ssl.SSLContext:
         """TLS context of a client: servers are checked by ``storm.tls.ca`` and their name; it shows our certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._load(context)
+        self.load_into(context)
         return context
 
-    def _load(self, context: ssl.SSLContext) -> None:
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Our certificate and the cluster's authority for a context."""
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             if self.cert is not None and self.key is not None:

@@ -186,6 +186,8 @@ def copy_value(value: Any, depth: int = 0) -> Any:
         return {copy_value(key, depth): copy_value(part, depth) for key, part in value.items()}
     if kind is list:
         return value.copy() if ATOMIC.issuperset(map(type, value)) else [copy_value(part, depth) for part in value]
+    if (plain := getattr(kind, "travels_as", None)) in (int, list):
+        return copy_value(plain(value), depth)
     form = _form_of(kind)
     if form is _ENUM:
         return value

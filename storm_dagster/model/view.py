@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import (
     Assignment,
     GrayUpgrade,
@@ -62,6 +63,18 @@ class TopologyView:
         """Prefix of the blob keys of the topology's code; a gray upgrade that ended has changed it."""
         return self.assignment.code_dir if self.assignment is not None else self.id
 
+    @property
+    def dead_tasks(self) -> frozenset[int]:
+        """Tasks that the topology master reports dead; a report about a former assignment says nothing."""
+        if self.beats is None or self.beats_at is None or self.assignment_at is None:
+            return frozenset()
+        if (
+            self.beats.version not in (-1, self.assignment_at.version)
+            or self.beats_at.mzxid <= self.assignment_at.mzxid
+        ):
+            return frozenset()
+        return frozenset(decode_ranges(self.beats.dead))
+
 
 @dataclass(frozen=True)
 class ClusterView:
@@ -77,6 +90,8 @@ class ClusterView:
     """Topology id -> view."""
     blacklist: frozenset[str] = frozenset()
     """Hosts."""
+    assignment_changes: bytes = b""
+    """Data of ``/assignments``: what changed last."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
     """Path of a damaged record -> what is wrong. A topology with one that placement needs is left out of
     ``topologies``: nothing is decided about it, and its slots are in ``held_slots``."""

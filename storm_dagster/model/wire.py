@@ -16,6 +16,9 @@ from storm_dagster.model.values import decode_received
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A larger message is refused by the socket before it is read; a tuple that needs one fails."""
+MAX_FRAME_CONTAINERS = 1_000_000
+"""Lists, maps and extensions in one frame: an empty one is a byte that becomes up to a hundred in memory."""
+MAX_REQUEST_BYTES = 1024 * 1024
 
 Bundle = tuple[int | list[int], int, list[list[Any]]]
 """(root, edge, values of one or more tuples). Tuples of a bundle share one edge of one tree. Root 0:
@@ -89,6 +92,14 @@ class Frame(msgspec.Struct, array_like=True):
     """(task of the sender, seconds of work that wait for it, at most 1), for load-aware shuffling."""
     full: list[str] | None = None
     """With ``pressure``: the full components. ``None``, from an older release: all spouts wait."""
+    to: str = ""
+    """Start token of the receiver, if the sender knows it: the worker that replaces that one refuses tracked tuples."""
+    touched: list[tuple[int, str, list[int]]] = []
+    """(acker task, start token of a third worker, roots whose trees have parts in that worker)."""
+    lost: list[tuple[int, list[int]]] = []
+    """(spout task, roots whose trees had parts in a worker that is gone)."""
+    reasons: list[tuple[int, int, str, str]] = []
+    """(root of ``fails`` or ``failed``, task that failed it, its component, why)."""
 
 
 LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"]
@@ -116,7 +127,23 @@ class StateQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
     limit: int = 100
 
 
-Question = Literal["stats", "stacks", "ping", "log_levels", "state"]
+class LetterQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Query of the dead letters of one spout's task, after the one with a number."""
+
+    task: int
+    after: int = 0
+    limit: int = 100
+    replay: bool = False
+    """Emit them again."""
+
+
+Question = Literal["stats", "stacks", "ping", "log_levels", "state", "dead_letters"]
+
+
+class RequestToken(msgspec.Struct):
+    """The part of a :class:`Request` that is decoded first."""
+
+    token: str
 
 
 class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -128,16 +155,83 @@ class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """With ``log_levels``: changes by logger; the answer holds what is changed then."""
     state: StateQuestion | None = None
     """With ``state``."""
+    letters: LetterQuestion | None = None
+    """With ``dead_letters``."""
 
 
 encode_frame: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 """The bytes of a :class:`Frame`; ``TypeError`` for values that cannot travel."""
+
+_CONTAINERS = bytes((*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)))
+"""First bytes of lists, maps and extensions."""
+_FIXED = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8} | {
+    0xD4 + power: 1 + (1 << power) for power in range(5)
+}
+"""First byte -> bytes after it."""
+_SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4} | {
+    0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4
+}  # fmt: skip
+"""First byte -> bytes of the length or count after it."""
+
+
+def sender_token(raw: bytes) -> str:
+    """Start token of a frame's sender, for which nothing else of the frame is read; ``""``: this is no frame."""
+    try:
+        lead = raw[0]
+        at = 1 if 0x90 <= lead <= 0x9F else {0xDC: 3, 0xDD: 5}[lead]
+        size = raw[at]
+        if size == 0xD9:
+            at += 1
+            size = raw[at]
+        elif 0xA0 <= size <= 0xBF:
+            size &= 31
+        else:
+            return ""
+        return raw[at + 1 : at + 1 + size].decode()
+    except (LookupError, ValueError):
+        return ""
+
+
+def can_travel(raw: bytes) -> bool:
+    """Whether a frame is within the limits of bytes and containers. Only a large one is looked at."""
+    size = len(raw)
+    if size <= MAX_FRAME_CONTAINERS:
+        return True
+    if size > MAX_FRAME_BYTES:
+        return False
+    if size - len(raw.translate(None, _CONTAINERS)) <= MAX_FRAME_CONTAINERS:
+        return True
+    # Text and bytes may hold these bytes as well: only the values themselves tell.
+    at, left, found = 0, 1, 0
+    while left and at < size and found <= MAX_FRAME_CONTAINERS:
+        lead = raw[at]
+        at += 1
+        left -= 1
+        found += lead in _CONTAINERS
+        if 0x80 <= lead <= 0x9F:
+            left += (lead & 15) << (lead < 0x90)
+        elif 0xA0 <= lead <= 0xBF:
+            at += lead & 31
+        elif width := _SIZED.get(lead):
+            number = int.from_bytes(raw[at : at + width], "big")
+            at += width
+            if lead >= 0xDC:
+                left += number << (lead >= 0xDE)
+            else:
+                at += number + (0xC7 <= lead <= 0xC9)
+        else:
+            at += _FIXED.get(lead, 0)
+    return found <= MAX_FRAME_CONTAINERS
+
 
 decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(Frame, ext_hook=decode_received).decode
 """The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
 
 encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode
 """A request as it travels."""
+
+decode_request_token: Callable[[bytes], RequestToken] = msgspec.json.Decoder(RequestToken).decode
+"""The token of a request in some bytes, without a value for anything else."""
 
 decode_request: Callable[[bytes], Request] = msgspec.json.Decoder(Request).decode
 """The request in some bytes; ``msgspec.DecodeError`` when there is none."""

@@ -1,6 +1,6 @@
 """The nimbus daemon: its start in order, and its end.
 
-Threads: the election (the caller's thread), the HTTP service, the leader's duties, the blob synchronization,
+Threads: the election (the caller's thread), the HTTP service, the leader's duties and its healing, the blob synchronization,
 and upkeep. None of them waits for another, so that a slow download never delays leadership.
 """
 
@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import storm_dagster
+from storm_dagster.http.announced import AnnouncedName
 from storm_dagster.http.listening import listen
 from storm_dagster.http.server import HttpService
 from storm_dagster.model import paths
@@ -22,18 +23,19 @@ from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.peers import owners_only
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
-from storm_dagster.nimbus.blobs.replication import NimbusPeer, Replicator
+from storm_dagster.nimbus.blobs.replication import Replicator
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.nimbus.http.service import build_app
 from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.nimbus.leadership.duties import LeaderDuties
+from storm_dagster.nimbus.leadership.duties import LeaderDuties, LeaderHealing
 from storm_dagster.nimbus.leadership.election import Election
 from storm_dagster.nimbus.leadership.start import (
     check_bind,
@@ -52,6 +54,7 @@ from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import load_inimbus
+from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -111,12 +114,12 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     leadership = LeadershipSession(cluster)
     stack.callback(leadership.close)
 
-    nimbus, sync = _assemble(conf, home, identity, inbox, cluster, leadership, base, stack)
+    nimbus, sync = _assemble(conf, home, identity, inbox, cluster, reads, leadership, base, stack)
     sync_wake = threading.Event()
     election = Election(nimbus, sync, lambda epoch: _initialize(nimbus, epoch, sync_wake))
     stack.callback(election.close)
     nimbus.wake_election = election.wake
-    nimbus.inimbus, nimbus.reads = inimbus, reads
+    nimbus.inimbus = inimbus
 
     reader = ClusterReader(nimbus, TopologyStats(security).ask)
     stack.callback(reader.close)
@@ -125,6 +128,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     ended = threading.Event()
     threads = (
         ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
+        ("nimbus-healing", lambda: LeaderHealing(nimbus).run(ended)),
         ("nimbus-blob-sync", lambda: _synchronize(sync, sync_wake, ended)),
         ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
         ("nimbus-upkeep", lambda: _keep_up(nimbus, (submissions, thrift), ended)),
@@ -133,15 +137,18 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
         thread = threading.Thread(target=work, name=name, daemon=True)
         stack.callback(thread.join, 5.0)
         thread.start()
-    container = container_heartbeat(conf, folder)
-    if container is not None:
-        threading.Thread(target=container.run, args=(ended, stop), name="nimbus-container", daemon=True).start()
+    announced, container = AnnouncedName(host, listener), container_heartbeat(conf, folder)
+    watches = [announced] if container is None else [announced, container]
+    for watch in watches:
+        threading.Thread(target=watch.run, args=(ended, stop), name="nimbus-surroundings", daemon=True).start()
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
     # Resigning first makes another nimbus lead at once, while this one is still putting its things away.
     stack.callback(_resign, leadership, nimbus)
     tls = security.server_context(client_certificate=security.http_needs_certificate) if security.tls else None
-    service = HttpService(build_app(nimbus, reader, submissions), listener, tls=tls)
+    service = HttpService(
+        build_app(nimbus, reader, submissions), listener, tls=tls, own_user_only=owners_only(security)
+    )
     stack.callback(service.stop)
     service.start()
     stack.callback(thrift.stop)
@@ -152,8 +159,9 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     stack.callback(record.remove, home)
     _log.info("nimbus %s serves %s as %s", nimbus_id, identity.http, identity.address)
     election.run(stop)
-    if container is not None and container.failure is not None:
-        raise container.failure
+    for watch in watches:
+        if watch.failure is not None:
+            raise watch.failure
 
 
 def _assemble(
@@ -162,20 +170,19 @@ def _assemble(
     identity: Identity,
     inbox: Path,
     cluster: StormClusterState,
+    reads: CachedReads | None,
     leadership: LeadershipSession,
     base: BaseStore,
     stack: ExitStack,
 ) -> tuple[Nimbus, BlobSync]:
     """The handles, wired to each other."""
     status = LeaderStatus(identity.address, leadership.is_leader)
-    registry = BlobRegistry(cluster, identity.address)
-
-    def peers() -> list[NimbusPeer]:
-        return nimbus.peers()
+    registry = BlobRegistry(cluster, identity.address, reads)
 
     replicator = Replicator(
-        peers,
+        lambda: nimbus.peers(),
         base.open,
+        absent=lambda: nimbus.absent_seeds(),
         wait_secs=conf["topology.max.replication.wait.time.sec"],
         security=Security.of(conf),
     )
@@ -188,7 +195,9 @@ def _assemble(
         minimum=conf["topology.min.replication.count"],
     )
     dagster = DagsterClient(
-        DagsterTransport(_dagster_access(conf, home), timeout=conf["dagster.graphql.timeout.secs"]),
+        DagsterTransport(
+            _dagster_access(conf, home), timeout=conf["dagster.graphql.timeout.secs"], security=Security.of(conf)
+        ),
         location=conf["dagster.location"],
         repository=conf["dagster.repository"],
         names=DagsterNames(cluster=conf["dagster.cluster"]),
@@ -205,13 +214,14 @@ def _assemble(
         uploads=Uploads(blobs, expiry_secs=conf["nimbus.file.copy.expiration.secs"], now=time.monotonic()),
         dagster=dagster,
         unreported=LeaderOutbox(),
+        reads=reads,
     )
     sync = BlobSync(
         cluster,
         blobs,
         registry,
         status,
-        peers=peers,
+        peers=nimbus.peers,
         inbox=inbox,
         keep_secs=conf["nimbus.inbox.jar.expiration.secs"],
         security=Security.of(conf),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storm_dagster.core.scheduling import plan_placement
-from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import NimbusPeer
@@ -20,6 +20,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import INimbus
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
+from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 
@@ -76,7 +77,8 @@ class Nimbus:
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``."""
     reads: CachedReads | None = None
-    """Cached reads of the cluster's state, for what is shown; decisions read ZooKeeper itself."""
+    """Cached reads of the cluster's state, for what is shown and what is looked at all the time; what is written is
+    decided by reads of ZooKeeper itself."""
     wake_election: Callable[[], None] = lambda: None
 
     @property
@@ -99,6 +101,11 @@ class Nimbus:
             inimbus=self.inimbus,
         )
 
+    @property
+    def cached(self) -> ClusterState:
+        """The state to look at all the time: cached where that is possible."""
+        return self.cluster.state if self.reads is None else self.reads
+
     def shown_view(self) -> ClusterView:
         """The cluster as it is now, for documents and pages: rarely changing nodes come from the cache."""
         if self.reads is None:
@@ -117,3 +124,8 @@ class Nimbus:
             found[known[1].leader] = NimbusPeer(known[1].leader, known[1].http)
         found.pop(self.identity.address, None)
         return sorted(found.values(), key=lambda peer: peer.address)
+
+    def absent_seeds(self) -> list[str]:
+        """The addresses in ``nimbus.seeds`` under which no nimbus is registered now."""
+        there = {self.identity.http, *(peer.http for peer in self.peers())}
+        return [url for url in seed_urls(self.conf) if url not in there]

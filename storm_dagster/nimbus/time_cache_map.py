@@ -72,43 +72,38 @@ class TimeCacheMap(Generic[K, V]):
     def put(self, key: K, value: V) -> bool:
         """Put or refresh the entry: its life starts again. ``False``, and no change, when the map is full."""
         with self._lock:
-            known = any(key in bucket for bucket in self._buckets)
-            if not known and self._limit is not None and self._size() >= self._limit:
+            bucket = self._bucket_of(key)
+            if bucket is not None:
+                del bucket[key]
+            elif self._limit is not None and self._size() >= self._limit:
                 return False
-            for bucket in self._buckets:
-                bucket.pop(key, None)
             self._buckets[0][key] = value
             return True
 
     def touch(self, key: K) -> V | None:
         """The value, its life started again; ``None`` when it is not there (any more)."""
         with self._lock:
-            for bucket in self._buckets:
-                if key in bucket:
-                    value = bucket.pop(key)
-                    self._buckets[0][key] = value
-                    return value
-        return None
+            bucket = self._bucket_of(key)
+            if bucket is None:
+                return None
+            value = self._buckets[0][key] = bucket.pop(key)
+            return value
 
     def get(self, key: K) -> V | None:
         """The value; its life goes on as it was. ``None`` when it is not there (any more)."""
         with self._lock:
-            for bucket in self._buckets:
-                if key in bucket:
-                    return bucket[key]
-        return None
+            bucket = self._bucket_of(key)
+            return None if bucket is None else bucket[key]
 
     def remove(self, key: K) -> V | None:
         """Take the entry out and return its value; the expiry callback is not called."""
         with self._lock:
-            for bucket in self._buckets:
-                if key in bucket:
-                    return bucket.pop(key)
-        return None
+            bucket = self._bucket_of(key)
+            return None if bucket is None else bucket.pop(key)
 
     def __contains__(self, key: object) -> bool:
         with self._lock:
-            return any(key in bucket for bucket in self._buckets)
+            return self._bucket_of(key) is not None
 
     def __len__(self) -> int:
         with self._lock:
@@ -118,6 +113,9 @@ class TimeCacheMap(Generic[K, V]):
         """All entries, merged."""
         with self._lock:
             return {key: value for bucket in self._buckets for key, value in bucket.items()}
+
+    def _bucket_of(self, key: object) -> dict[K, V] | None:
+        return next((bucket for bucket in self._buckets if key in bucket), None)
 
     def _size(self) -> int:
         return sum(len(bucket) for bucket in self._buckets)

@@ -12,11 +12,12 @@ from storm_dagster.zk.shards import put_ops, read_sharded
 
 
 def append_assignment(
-    ctx: OperationsContext, transaction: Transaction, assignment: Assignment, at: Versioned | None
+    ctx: OperationsContext, transaction: Transaction, name: str, assignment: Assignment, at: Versioned | None
 ) -> None:
     """Append what creates the assignment (``at`` is ``None``) or replaces the one read at ``at``.
 
-    A scheduling plug-in is notified of its new slots once the transaction is committed.
+    It is also kept under the topology's name, where it survives a kill. A scheduling plug-in is notified of its new
+    slots once the transaction is committed.
     """
     raw = encode_record(assignment, limit=None)
     plugin = ctx.inimbus
@@ -24,6 +25,9 @@ def append_assignment(
         before = None if at is None else ctx.cluster.assignment_info(assignment.topology_id)
         transaction.afterwards.append(lambda: notify_new_slots(plugin, before, assignment))
     put_ops(ctx.cluster.state, transaction, paths.assignment(assignment.topology_id), raw, at)
+    backup = paths.assignment_backup(name)
+    found = ctx.cluster.state.get_data_with_version(backup)
+    put_ops(ctx.cluster.state, transaction, backup, raw, found[1] if found is not None and found[0] else None)
 
 
 def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, Versioned | None]:
@@ -31,11 +35,3 @@ def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, V
     path = paths.assignment_backup(name)
     found = read_sharded(ctx.cluster.state, path)
     return (None, None) if found is None else (decode_record(Assignment, found[0], path), found[1])
-
-
-def append_backup(ctx: OperationsContext, transaction: Transaction, name: str, assignment: Assignment) -> None:
-    """Append what keeps the assignment under the topology's name; it survives a kill."""
-    path = paths.assignment_backup(name)
-    found = ctx.cluster.state.get_data_with_version(path)
-    at = found[1] if found is not None and found[0] else None
-    put_ops(ctx.cluster.state, transaction, path, encode_record(assignment, limit=None), at)

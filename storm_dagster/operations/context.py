@@ -6,10 +6,10 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.blobstore.store import BlobStore, ReplicatedStore
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling import plan_placement
@@ -76,6 +76,19 @@ class OperationsContext:
         """The cluster's liveness limits."""
         return LivenessLimits.from_conf(self.conf.values)
 
+    def accepting_fewer(self, allow_degraded: bool = True, minimum: int | None = None) -> OperationsContext:
+        """The context for somebody who ``allow_degraded``: too few copies of a blob are no error for him."""
+        if not allow_degraded or not isinstance(self.blobs, ReplicatedStore):
+            return self
+        return replace(self, blobs=self.blobs.accepting_fewer(minimum))
+
+    def find_blob(self, key: str) -> bytes | None:
+        """The content of the blob; ``None`` when there is none."""
+        try:
+            return self.blobs.read(key)
+        except KeyNotFound:
+            return None
+
     def current_epoch(self) -> int:
         """The epoch that writes are fenced with; :class:`Unavailable` when nobody has ever led."""
         if self.epoch is not None:
@@ -117,8 +130,8 @@ def check_name_free(
 
 
 def topology_by_name(view: ClusterView, name: str) -> TopologyView:
-    """The topology of that name or id; :class:`NotAlive` otherwise, :class:`Corrupt` when it is damaged."""
-    topology = view.topology_named(name) or view.topologies.get(name)
+    """The topology of that id or name; :class:`NotAlive` otherwise, :class:`Corrupt` when it is damaged."""
+    topology = view.topologies.get(name) or view.topology_named(name)
     if topology is None:
         damage = damaged_topology(view, name)
         if damage is not None:
@@ -128,12 +141,13 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
     return topology
 
 
-def load_runnable(ctx: OperationsContext, code_dir: str) -> Runnable:
-    """Conf and topology of a running topology from its blobs (:attr:`TopologyView.code_dir` names them).
+def load_runnable(ctx: OperationsContext, topology: TopologyView) -> Runnable:
+    """Conf and topology of a running topology from its blobs: those of the code that it runs now.
 
     :class:`Unavailable` when nobody holds them now (it is degraded, never deleted for that),
     :class:`Corrupt` when they are damaged.
     """
+    code_dir = topology.code_dir
     try:
         raw_conf = ctx.blobs.read(conf_key(code_dir))
         raw_code = ctx.blobs.read(code_key(code_dir))

@@ -15,6 +15,7 @@ from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.plugins import load_plugin
 from storm_dagster.model.records import Assignment
+from storm_dagster.model.strategies import STRATEGIES
 
 _log = logging.getLogger(__name__)
 _KEY = "nimbus.inimbus.class"
@@ -67,8 +68,8 @@ def load_inimbus(conf: Mapping[str, Any] | Any, directory: Path | None = None) -
 def forced_scheduler(plugin: INimbus | None) -> str | None:
     """The strategy that the plug-in demands; :class:`InvalidRequest` for one that does not exist."""
     strategy = plugin.forced_scheduler() if plugin is not None else None
-    if strategy is not None and strategy not in ("balanced", "even", "local"):
-        raise InvalidRequest(f"{_KEY} forces the scheduler {strategy!r:.80}: it may be balanced, even or local")
+    if strategy is not None and strategy not in STRATEGIES:
+        raise InvalidRequest(f"{_KEY} forces the scheduler {strategy!r:.80}: it may be {', '.join(STRATEGIES)}")
     return strategy
 
 

@@ -7,14 +7,16 @@ again and tries again, until the assignment wait ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import step
+from storm_dagster.zk.assignment_changes import append_change
 from storm_dagster.zk.cluster_state import Transaction
 
 T = TypeVar("T")
@@ -29,9 +31,14 @@ class ReplyLost(Unavailable):
     """ZooKeeper was lost during a commit: whether it was applied is known only after reading again."""
 
 
-def bump_assignments_version(transaction: Transaction, view: ClusterView) -> Transaction:
-    """Check ``/assignments`` against the view and raise its version, in one operation."""
-    return transaction.set(paths.ASSIGNMENTS, b"", view.assignments_version)
+def bump_assignments_version(
+    transaction: Transaction, view: ClusterView, changed: Mapping[str, Assignment | None]
+) -> Transaction:
+    """Check ``/assignments`` against the view, raise its version and leave there what changes, in one operation.
+
+    ``changed``: topology id -> the assignment that the transaction writes, ``None`` when it removes it.
+    """
+    return transaction.set(paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version)
 
 
 def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> list[int | str | None]:

@@ -37,7 +37,7 @@ from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment, append_backup
+from storm_dagster.operations.assignment_records import append_assignment
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
@@ -106,21 +106,22 @@ def gray_upgrade(
         return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection))
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
-    submitted, spec, _, archive = read_source(ctx, handle, None, topology.code_dir)
+    ctx = ctx.accepting_fewer(allow_degraded)
+    submitted, spec, _, archive = read_source(ctx, handle, None, topology)
     spec = spec.model_copy(update={"name": base.name})
     conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)
     if selection.empty:
         selection = selection_of_conf(conf)
     check_selection(selection, snapshot)
-    check_compatible(base.name, load_runnable(ctx, topology.code_dir).spec, spec)
+    check_compatible(base.name, load_runnable(ctx, topology).spec, spec)
     check_uploaded_archive(ctx, archive, spec, total)
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     # Asked for this time; a restart of the topology is no upgrade.
     conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
     _sweep_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
-    store_code(
+    stored = store_code(
         ctx,
         code_dir,
         name=base.name,
@@ -130,7 +131,8 @@ def gray_upgrade(
         keep=False,
         allow_degraded=allow_degraded,
     )
-    begun = GrayUpgrade(expires=ctx.now_secs() + max(1, round(ttl_secs)), code_dir=code_dir, token=token)
+    ttl = max(1, round(ttl_secs))
+    begun = GrayUpgrade(expires=ctx.now_secs() + ttl, ttl_secs=ttl, code_dir=code_dir, token=token, code=stored.hashes)
     event = UpgradeEvent("begin", selection=selection, record=begun, former=topology.code_dir)
     return _execute(ctx, topology.id, event, epoch)
 
@@ -169,11 +171,12 @@ def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> U
 
 def roll_back_if_upgraded(ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]) -> UpgradeResult | None:
     """Roll the upgrade back when a worker that it took was judged dead; ``None`` when there is none."""
-    topology = ctx.cluster.load_view().topologies.get(topology_id)
+    view = ctx.cluster.load_view()
+    topology = view.topologies.get(topology_id)
     if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
         return None
     state = ctx.cluster.read_upgrade(topology_id)
-    true = {(cause.node, cause.port): cause for cause in causes_still_true(topology, causes)}
+    true = {(cause.node, cause.port): cause for cause in causes_still_true(view, topology, causes)}
     for worker in topology.assignment.workers:
         if worker.slot in true and worker_phase(worker.address, state) != "former":
             try:
@@ -183,14 +186,18 @@ def roll_back_if_upgraded(ctx: OperationsContext, topology_id: str, causes: Iter
     return None
 
 
-def advance_upgrades(ctx: OperationsContext, view: ClusterView | None = None) -> list[UpgradeResult]:
+def advance_upgrades(ctx: OperationsContext, seen: dict[str, float] | None = None) -> list[UpgradeResult]:
     """Do what is due about every upgrade; the results of those that it changed. For the leader and the sensor.
 
     Complete when all workers are upgraded, expire, roll back when an upgraded worker failed, end a rollback. Each
-    topology fails alone; only :class:`Fenced` ends the whole call.
+    topology fails alone; only :class:`Fenced` ends the whole call. ``seen``: the caller's memory of when it first saw
+    each upgrade, by code; without it none expires.
     """
     results: list[UpgradeResult] = []
-    for topology in (view or ctx.cluster.load_view()).topologies.values():
+    before, now = dict(seen or {}), ctx.monotonic()
+    if seen is not None:
+        seen.clear()
+    for topology in ctx.cluster.load_view().topologies.values():
         if topology.base.status not in ("UPGRADING", "ROLLBACK"):
             continue
         if topology.assignment is None or topology.tasks is None:
@@ -198,7 +205,10 @@ def advance_upgrades(ctx: OperationsContext, view: ClusterView | None = None) ->
         try:
             state = ctx.cluster.read_upgrade(topology.id)
             snapshot = UpgradeSnapshot(state, topology.assignment, topology.tasks)
-            event = machine.due(snapshot, now_secs=ctx.now_secs())
+            since = now
+            if seen is not None and state.record is not None:
+                since = seen[state.record.code_dir] = before.get(state.record.code_dir, now)
+            event = machine.due(snapshot, age_secs=now - since)
             if event is not None:
                 results.append(_execute(ctx, topology.id, event))
         except Fenced:
@@ -306,16 +316,19 @@ def _write(
     transaction, assignment = ctx.cluster.fenced(epoch), snapshot.assignment
     path, version = paths.topology(topology.id), topology.base_at.version
     if made.code_dir is not None:
-        bump_assignments_version(transaction, view)
+        code = snapshot.state.record.code if snapshot.state.record is not None else {}
+        changes = {
+            **{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"},
+            "code": code,
+        }
+        assignment = assignment.model_copy(update=changes)
+        bump_assignments_version(transaction, view, {topology.id: assignment})
     if made.base is topology.base:
         transaction.check(path, version)
     else:
         transaction.set(path, encode_record(made.base), version)
     if made.code_dir is not None:
-        changes = {"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"}
-        assignment = assignment.model_copy(update=changes)
-        append_assignment(ctx, transaction, assignment, topology.assignment_at)
-        append_backup(ctx, transaction, topology.base.name, assignment)
+        append_assignment(ctx, transaction, topology.base.name, assignment, topology.assignment_at)
     if made.record is not None or snapshot.state.record is not None:
         put_record_ops(transaction, topology.id, snapshot.state, made.record)
     if made.record is None:

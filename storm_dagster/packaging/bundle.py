@@ -14,6 +14,8 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
 from storm_dagster.packaging.describing import Description, describe_target
 
+_PIP_SECS = 600.0
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -40,12 +42,12 @@ def _archive_of(found: Description, unpacked: Path, vendored: Path | None, home:
     return build_archive(out, collect_files(found.root, found.include, leave_out=leave_out), vendored=vendored)
 
 
-def vendor_requirements(file: Path, into: Path, *, timeout: float = 600.0) -> None:
+def vendor_requirements(file: Path, into: Path) -> None:
     """Install what ``file`` lists, with its dependencies, into the folder ``into``.
 
     The packages are those of this interpreter and platform: workers must run the same. Raises
     :class:`InvalidRequest` when the file is missing, :class:`InvalidTopology` with pip's last words when it
-    fails, :class:`Unavailable` when there is no pip or it takes longer than ``timeout`` seconds.
+    fails, :class:`Unavailable` when there is no pip or it takes longer than ten minutes.
     """
     if not file.is_file():
         raise InvalidRequest(f"--requirements {file}: the file does not exist")
@@ -57,11 +59,11 @@ def vendor_requirements(file: Path, into: Path, *, timeout: float = 600.0) -> No
     ]  # fmt: skip
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_PIP_SECS,
             cwd=file.absolute().parent, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"pip did not finish {file} within {timeout:g} s: try again, or vendor by hand") from None
+        raise Unavailable(f"pip did not finish {file} within {_PIP_SECS:g} s: try again, or vendor by hand") from None
     if done.returncode != 0:
         words = done.stdout.decode("utf-8", "replace").strip()[-1500:]
         raise InvalidTopology(f"pip cannot install {file}: {words}")
@@ -74,7 +76,6 @@ def bundle_target(
     folder: Path,
     home: Path | None = None,
     requirements: Path | None = None,
-    timeout: float = 30.0,
 ) -> Bundle:
     """Describe ``target`` and build its archive inside ``folder`` (empty, the caller's to remove).
 
@@ -83,7 +84,7 @@ def bundle_target(
     :func:`collect_files` and :func:`vendor_requirements`.
     """
     unpacked = folder / "unpacked"
-    found = describe_target(target, args, timeout, unpacked=unpacked)
+    found = describe_target(target, args, unpacked=unpacked)
     vendored: Path | None = None
     if requirements is not None:
         vendored = folder / "vendored"

@@ -25,6 +25,8 @@ from typing import IO, Literal
 from storm_dagster.model.errors import InvalidTopology
 
 _CHUNK = 256 * 1024
+_HEADER_BYTES = 1024**2
+"""Most bytes of a tar's headers before one entry."""
 
 
 @dataclass(frozen=True)
@@ -195,14 +197,44 @@ def _check_size(archive: str, name: str, total: int, packed: int, limits: Unpack
         )
 
 
+class _ZipFile(zipfile.ZipFile):
+    """A zip whose directory is counted before an object is made of each of its entries."""
+
+    def __init__(self, path: Path, limits: UnpackLimits) -> None:
+        self._file = path.open("rb")
+        try:
+            super().__init__(_Directory(self._file, path.name, limits))
+        except BaseException:
+            self._file.close()
+            raise
+        self.fp = self._file
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+
+class _Directory:
+    """A zip's file while its directory is read, which zipfile does in one piece, wherever it found it."""
+
+    def __init__(self, stream: IO[bytes], archive: str, limits: UnpackLimits) -> None:
+        self._stream = stream
+        self._archive = archive
+        self._limits = limits
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        # The longest directory: each entry with a name of the longest path.
+        data = self._stream.read(min(size if size >= 0 else 1 << 62, self._limits.entries * 2048 + 1024**2))
+        if data.count(b"PK\x01\x02") > self._limits.entries:
+            raise InvalidTopology(
+                f"archive {self._archive} has more than {self._limits.entries} entries: leave out what is not needed"
+            )
+        return data
+
+
 def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
-    # zipfile makes an object of each entry before one can be checked: the directory's size bounds them.
-    directory = _zip_directory_bytes(path)
-    if directory // 46 > limits.entries:
-        raise InvalidTopology(
-            f"archive {path.name} has more than {limits.entries} entries: leave out what is not needed"
-        )
-    with zipfile.ZipFile(path) as archive:
+    with _ZipFile(path, limits) as archive:
         for info in archive.infolist():
             mode = info.external_attr >> 16
             folder = info.filename.endswith("/")
@@ -221,26 +253,6 @@ def _kind_name(kind: int) -> str:
     return names.get(kind, "a device")
 
 
-def _zip_directory_bytes(path: Path) -> int:
-    """Size of a zip's central directory as its end record states it (zipfile reads no more than that)."""
-    with path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        start = max(0, size - 65_557)
-        stream.seek(start)
-        tail = stream.read()
-        at = tail.rfind(b"PK\x05\x06")
-        if at < 0 or len(tail) < at + 22:
-            return 0
-        stated = int.from_bytes(tail[at + 12 : at + 16], "little")
-        locator = tail[at - 20 : at] if at >= 20 else b""
-        if locator.startswith(b"PK\x06\x07"):
-            stream.seek(int.from_bytes(locator[8:16], "little") & 0x7FFFFFFFFFFFFFFF)
-            record = stream.read(56)
-            if record.startswith(b"PK\x06\x06"):
-                stated = max(stated if stated != 0xFFFFFFFF else 0, int.from_bytes(record[40:48], "little"))
-        return min(stated, size)
-
-
 class _Bounded:
     """A decompressed stream that gives no more than it may, and never much at once.
 
@@ -253,12 +265,17 @@ class _Bounded:
         # Headers and padding come on top of what the files hold.
         slack = 2048 * limits.entries + 1024**2
         self._most = min(limits.total_bytes, max(limits.ratio * packed, limits.ratio_from_bytes)) + slack
+        self.header_bytes: int | None = 0
+        """Read for the next member's headers, ``None`` while contents are read."""
 
     def read(self, size: int = -1) -> bytes:
-        if size < 0 or size > 4 * 1024**2:
-            raise InvalidTopology(
-                f"archive {self._archive} has a header of {size} bytes: it is damaged or forged, pack it again"
-            )
+        if self.header_bytes is not None:
+            self.header_bytes += size if size >= 0 else _HEADER_BYTES + 1
+            if self.header_bytes > _HEADER_BYTES:
+                raise InvalidTopology(
+                    f"archive {self._archive} has more than {_HEADER_BYTES} bytes of headers before an entry: it is "
+                    "damaged or forged, pack it again"
+                )
         data = self._stream.read(size)
         self._check(self._stream.tell())
         return data
@@ -285,16 +302,22 @@ def _tar_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
         bounded = _Bounded(stream, path.name, path.stat().st_size, limits)
         with tarfile.open(fileobj=bounded, mode="r:") as archive:  # type: ignore[arg-type]
             while (member := archive.next()) is not None:
-                # tarfile remembers every member that it has seen.
+                bounded.header_bytes = None
+                # tarfile remembers every member that it has seen, and what global headers say.
                 archive.members.clear()  # type: ignore[attr-defined]
-                if member.isdir():
-                    yield _Entry(member.name, False, None)
-                    continue
-                if not member.isreg():
-                    what = "a link" if member.issym() or member.islnk() else "a device, pipe or unknown kind"
-                    raise names.refuse(member.name, f"is {what}, only files and folders may be packed")
-                if member.issparse():
-                    raise names.refuse(member.name, "is a sparse file")
-                content = archive.extractfile(member)
-                assert content is not None
-                yield _Entry(member.name, bool(member.mode & 0o111), content)
+                archive.pax_headers.clear()
+                yield _tar_entry(archive, member, names)
+                bounded.header_bytes = 0
+
+
+def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo, names: _Names) -> _Entry:
+    if member.isdir():
+        return _Entry(member.name, False, None)
+    if not member.isreg():
+        what = "a link" if member.issym() or member.islnk() else "a device, pipe or unknown kind"
+        raise names.refuse(member.name, f"is {what}, only files and folders may be packed")
+    if member.issparse():
+        raise names.refuse(member.name, "is a sparse file")
+    content = archive.extractfile(member)
+    assert content is not None
+    return _Entry(member.name, bool(member.mode & 0o111), content)

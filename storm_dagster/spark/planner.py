@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import os
@@ -140,7 +139,8 @@ def _ship_package(session: SparkSession, remote: str) -> None:
     """Send this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
     if host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
-    session.addArtifacts(str(package_archive()), pyfile=True)
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-spark-") as folder:
+        session.addArtifacts(str(package_archive(Path(folder))), pyfile=True)
 
 
 class ClassicPlanner:
@@ -220,14 +220,13 @@ def planner_for(conf: ClusterConf | Conf, session_id: str | None = None) -> Call
     return ClassicPlanner(lambda: open_classic(master))
 
 
-@functools.cache
-def package_archive() -> Path:
-    """A zip of the modules that the assignment's functions import, named by its content; made once."""
+def package_archive(folder: Path) -> Path:
+    """A zip of the modules that the assignment's functions import, made in ``folder`` and named by its content."""
     root = Path(__file__).resolve().parents[1]
-    folder = Path(tempfile.mkdtemp(prefix="storm-dagster-spark-"))
     target = folder / "package.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted([root / "__init__.py", *(root / "model").rglob("*.py"), *(root / "spark").rglob("*.py")]):
+        folders = (root / "model", root / "core", root / "spark")
+        for path in sorted([root / "__init__.py", *(path for folder in folders for path in folder.rglob("*.py"))]):
             name = str(path.relative_to(root.parent))
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes())
     digest = hashlib.sha256(target.read_bytes()).hexdigest()[:16]

@@ -14,6 +14,8 @@ import os
 import sys
 from pathlib import Path
 
+from storm_dagster.model.strategies import STRATEGIES
+
 _QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _LIBRARIES = (
     "pyarrow.compute",
@@ -25,6 +27,7 @@ _LIBRARIES = (
     "storm_dagster.spark.assignment.allocate_slots",
     "storm_dagster.spark.assignment.request_slots",
     "storm_dagster.spark.assignment.assign_tasks",
+    *(path.partition(":")[0] for path in STRATEGIES.values()),
 )
 
 

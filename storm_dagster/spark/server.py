@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,16 +38,18 @@ def spark_home() -> Path:
 
 def spark_connect_command(
     port: int,
+    local_dir: Path,
     *,
     memory: str = "1g",
     host: str = "127.0.0.1",
     master: str = "local[*]",
-    local_dir: Path | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> list[str]:
     """The command line that runs a Spark Connect server on ``host:port`` in the foreground.
 
-    ``memory`` is the driver's heap (Java notation), ``local_dir`` takes shuffle files and the warehouse.
+    ``memory`` is the driver's heap (Java notation), ``local_dir`` takes shuffle files, the warehouse, the settings (a file
+    of this user's own, since every user can read a command line) and the temporary files of the JVM, which leaves them
+    when it is killed (:func:`sweep_local_dir`).
     Start it with :func:`spark_environment`, so that its Python workers can import this package. Raises
     :class:`Unavailable` when pyspark or Java is missing.
     """
@@ -70,19 +73,41 @@ def spark_connect_command(
         # tuples are 40 MB, and what a killed worker's session keeps stays for those 24 hours.
         "spark.connect.session.planCache.maxSize": "3",
         "spark.sql.catalogImplementation": "in-memory",
+        "spark.local.dir": str(local_dir),
+        "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
     }
-    if local_dir is not None:
-        settings["spark.local.dir"] = str(local_dir)
-        settings["spark.sql.warehouse.dir"] = str(local_dir / "warehouse")
-    class_data = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
+    if master.startswith("local"):
+        # Its other ports deserialize what they are sent; Spark makes the secret by itself.
+        settings["spark.authenticate"] = "true"
+    options = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
+    options.append(f"-Djava.io.tmpdir={local_dir}")
     # Spark's own place for options that a cluster's spark.driver.extraJavaOptions adds to.
-    settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in class_data)
+    settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
     settings.update(conf or {})
     command = [str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", memory]
     command += ["--name", "storm-dagster", "--class", _CLASS]
-    for key, value in settings.items():
-        command += ["--conf", f"{key}={value}"]
+    command += ["--load-spark-defaults", "--properties-file", str(_write_properties(local_dir, settings))]
     return [*command, "spark-internal"]
+
+
+def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
+    """A file of Java properties that only its owner may read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "spark.properties"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        for key, value in settings.items():
+            escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
+            file.write(f"{key}={escaped}\n")
+    return path
+
+
+def sweep_local_dir(local_dir: Path) -> None:
+    """Create the folder, and remove what servers that were killed left in it."""
+    local_dir.mkdir(parents=True, exist_ok=True)
+    for pattern in ("artifacts-*", "spark-*", "blockmgr-*"):
+        for left in local_dir.glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def settings_of(conf: Mapping[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ the start, or the state file is damaged.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.worker_spec import WorkerSpec, worker_processes
 from storm_dagster.supervisor.launcher import SPEC, LaunchedWorker
 from storm_dagster.supervisor.processes import WorkerProcess
+from storm_dagster.supervisor.worker_user import OWN
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +37,15 @@ def find_workers(home: Path, supervisor_id: str) -> list[FoundWorker]:
     """Every live worker process of that supervisor below ``home``, the oldest first in each slot."""
     found: list[FoundWorker] = []
     for process, path in worker_processes():
-        folder = path.parent
+        folder = path.parent.parent if path.parent.name == OWN else path.parent
         # Its children may have the same command line; the session's leader is the worker.
         if folder.parent != home / "workers" or process.session != process.pid:
             continue
         try:
-            spec = WorkerSpec.read(path)
+            # Anybody may start a process with such a command line.
+            if os.stat(f"/proc/{process.pid}").st_uid != path.parent.stat().st_uid:
+                continue
+            spec = WorkerSpec.read(folder / SPEC)
         except (OSError, Corrupt) as error:
             _log.warning("process %d runs a worker whose spec cannot be read: %s", process.pid, error)
             continue

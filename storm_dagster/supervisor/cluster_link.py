@@ -12,21 +12,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from storm_dagster.core.slots.desired import DesiredSlots, desired_slots
 from storm_dagster.model import paths
-from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.conf import ClusterConf, seed_urls
+from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.names import SYSTEM
-from storm_dagster.model.records import Assignment, SupervisorInfo
+from storm_dagster.model.records import Assignment, SupervisorInfo, decode_record
 from storm_dagster.supervisor.upgrades import Upgrades
+from storm_dagster.zk.assignment_changes import changes_since
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 
-_FULL_READ_SECS = 10.0
-"""Interval of full reads, since watches are only hints."""
+_READ_SECS = 10.0
+"""Interval of comparing the assignments version, since watches are only hints."""
+_OWN_READ_SECS = 120.0
+"""Interval of reading again what has workers here, and its upgrades."""
 _VANISHED_TWICE_SECS = 0.3
 _MOST_REPORTS = 100
 _LOST_RETRY_SECS = 0.5
@@ -65,15 +69,21 @@ class ClusterLink:
         """Desired work of the last read; ``None`` before the first."""
         self._cluster: StormClusterState | None = None
         self._assignments: dict[str, Assignment] = {}
+        """Those that name this supervisor."""
+        self._version: int | None = None
+        """Assignments version up to which everything is read."""
         self._changed: set[str] = set()
+        self._damaged: set[str] = set()
         self._wakes: dict[str, Callable[[], None]] = {}
-        self._list_changed = True
-        self._read_all_at = 0.0
+        self._moved = threading.Event()
+        self._read_at = -_READ_SECS
+        self._read_own_at = time.monotonic()
         self._urls: tuple[str, ...] = ()
         self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MOST_REPORTS)
         self._count = 0
         self._beat_at: float | None = None
         self._beat_passes = 0
+        self._beat_session = 0
         self._beat: SupervisorInfo | None = None
         self._problem = ""
         self._event = threading.Event()
@@ -107,7 +117,15 @@ class ClusterLink:
                 self._urls = _read_urls(cluster)
             except StormDagsterError as error:
                 _log.warning("the nimbuses cannot be listed, the last known ones are used: %s", error.message)
-        return tuple(dict.fromkeys((*self._urls, *_seed_urls(self._conf))))
+        return tuple(dict.fromkeys((*self._urls, *seed_urls(self._conf))))
+
+    def code_hash(self, key: str) -> str | None:
+        """SHA-256 of that blob by the leader's records; ``None`` where they have none. From any thread."""
+        upgrades = [state.record for state in list(self._upgrades.states.values())]
+        for record in (*list(self._assignments.values()), *upgrades):
+            if record is not None and key in record.code:
+                return record.code[key]
+        return None
 
     # -- the thread -------------------------------------------------------------------------------------
 
@@ -120,9 +138,11 @@ class ClusterLink:
                 pause = self._until_due()
             except StormDagsterError as error:
                 self._log_problem(error.message)
+                self._moved.set()
                 pause = _LOST_RETRY_SECS
             except Exception:
                 _log.exception("reading the cluster failed: it is tried again")
+                self._moved.set()
                 pause = _LOST_RETRY_SECS
             self._event.wait(pause)
         if self._cluster is not None:
@@ -149,24 +169,31 @@ class ClusterLink:
                 _log.info("this supervisor belongs to cluster %s", self._cluster_id)
         if not cluster.session.connected:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
-        # Before anything is read, and before this supervisor offers its slots.
-        cluster.check_cluster_id()
-        self._read(cluster)
-        self._changed.update(self._upgrades.advance(cluster, self._assignments))
-        self._write_heartbeat(cluster)
+        self._refuse_second(cluster)
+        info = self._info(self._count + 1)
+        reading, beating = self._read_due(), self._beat_due(cluster, info)
+        if reading or beating:
+            # Before anything is read, and before this supervisor offers its slots.
+            cluster.check_cluster_id()
+        if reading:
+            self._read(cluster)
+        stale = self._upgrades.advance(cluster, self._assignments)
+        self._changed.update(stale)
+        if stale:
+            self._read(cluster)
+        if beating:
+            self._write_heartbeat(cluster, info)
         while self._reports:
             self._write_report(cluster, *self._reports[0])
             self._reports.popleft()
 
     def _on_connection(self, state: str) -> None:
         if state == "CONNECTED":
-            self._read_all_at = 0.0
+            self._moved.set()
         self._event.set()
 
     def _until_due(self) -> float:
         longest = float(self._conf["supervisor.monitor.frequency.secs"])
-        if self._changed:
-            return 0.01
         if self._upgrades.states:
             # Something may soon have to be written that nobody wakes this thread for.
             longest = min(longest, _UPGRADE_SECS)
@@ -177,86 +204,119 @@ class ClusterLink:
 
     # -- reading ----------------------------------------------------------------------------------------
 
+    def _read_due(self) -> bool:
+        return self._moved.is_set() or bool(self._changed) or time.monotonic() - self._read_at >= _READ_SECS
+
     def _read(self, cluster: StormClusterState) -> None:
-        now = time.monotonic()
-        everything = self._read_all_at == 0.0 or now - self._read_all_at >= _FULL_READ_SECS
-        try:
-            if everything or self._list_changed:
-                self._list_changed = False
-                self._read_list(cluster, everything)
-            while self._changed:
-                self._read_one(cluster, self._changed.pop())
-        except StormDagsterError:
-            self._list_changed = True
-            raise
-        if everything:
-            self._read_all_at = now
+        """Read what changed: one read when nothing did, however many topologies and supervisors there are."""
+        self._moved.clear()
+        version, record = cluster.assignment_changes(self._on_assignments)
+        changed = None if self._version is None else changes_since(record, version, self._version)
+        if changed is None:
+            changed = dict.fromkeys([*cluster.assignment_ids(), *self._assignments])
+        self._changed.update(
+            topology_id
+            for topology_id, nodes in changed.items()
+            if nodes is None or self._id in nodes or topology_id in self._assignments
+        )
+        self._changed |= self._damaged
+        if time.monotonic() - self._read_own_at >= _OWN_READ_SECS:
+            self._changed.update(self._assignments)
+            self._read_own_at = time.monotonic()
+        while self._changed:
+            self._read_one(cluster, self._changed.pop())
+        self._version, self._read_at = version, time.monotonic()
         claims = desired_slots(self._assignments, self._id, self._upgrades.states)
         if claims != self.claims:
             self.claims = claims
             self._wake_loop()
 
-    def _read_list(self, cluster: StormClusterState, everything: bool) -> None:
-        listed = set(cluster.assignment_ids(self._on_list))
-        gone = set(self._assignments) - listed
-        if any(self._names_this_node(self._assignments[topology_id]) for topology_id in gone):
-            # A root that is being wiped loses its nodes one by one, which must not look like kills.
-            self._stopped.wait(_VANISHED_TWICE_SECS)
-            cluster.check_cluster_id()
-            gone -= set(cluster.assignment_ids())
-            cluster.check_cluster_id()
-        for topology_id in gone:
-            del self._assignments[topology_id]
-            self._changed.discard(topology_id)
-            self._wakes.pop(topology_id, None)
-            self._upgrades.forget(topology_id)
-        self._changed.update(listed if everything else listed - set(self._assignments))
-
-    def _names_this_node(self, assignment: Assignment) -> bool:
-        return any(worker.node == self._id for worker in assignment.workers)
-
     def _read_one(self, cluster: StormClusterState, topology_id: str) -> None:
-        def changed() -> None:
-            self._changed.add(topology_id)
-            self._event.set()
-
-        # One wake for each topology, so that reading again does not pile them up.
-        wake = self._wakes.setdefault(topology_id, changed)
         try:
-            self._upgrades.read(cluster, topology_id, wake)
-            found = cluster.read_assignment(topology_id, wake)
+            # Watched only while it has workers here: what others run, and what is gone, leaves no watch.
+            found = self._read_mine(cluster, topology_id)
+            if found is not None:
+                wake = self._wake_of(topology_id)
+                self._upgrades.read(cluster, topology_id, wake)
+                found = self._read_mine(cluster, topology_id, wake)
+            if found is None and topology_id in self._assignments:
+                # A root that is being wiped loses its nodes one by one, which must not look like kills.
+                self._stopped.wait(_VANISHED_TWICE_SECS)
+                cluster.check_cluster_id()
+                found = self._read_mine(cluster, topology_id)
+                cluster.check_cluster_id()
+            self._damaged.discard(topology_id)
         except Corrupt as error:
             # The last valid assignment stays in force.
             _log.error("%s", error.message)
+            self._damaged.add(topology_id)
             return
         except StormDagsterError:
             self._changed.add(topology_id)
             raise
         if found is not None:
-            self._assignments[topology_id] = found[0]
+            self._assignments[topology_id] = found
         else:
-            # Confirmed by reading the list, with its safeguards.
-            self._list_changed = True
+            self._assignments.pop(topology_id, None)
+            self._wakes.pop(topology_id, None)
+            self._upgrades.forget(topology_id)
+
+    def _read_mine(
+        self, cluster: StormClusterState, topology_id: str, wake: Callable[[], None] | None = None
+    ) -> Assignment | None:
+        """The assignment if it names this supervisor."""
+        found = cluster.read_assignment(topology_id, wake)
+        mine = found is not None and any(worker.node == self._id for worker in found[0].workers)
+        return found[0] if found is not None and mine else None
+
+    def _wake_of(self, topology_id: str) -> Callable[[], None]:
+        def changed() -> None:
+            self._changed.add(topology_id)
             self._event.set()
 
-    def _on_list(self) -> None:
-        self._list_changed = True
+        # One for each topology, so that reading again does not pile them up.
+        return self._wakes.setdefault(topology_id, changed)
+
+    def _on_assignments(self) -> None:
+        self._moved.set()
         self._event.set()
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def _write_heartbeat(self, cluster: StormClusterState) -> None:
-        now, passes = time.monotonic(), self._passes()
-        info = self._info(self._count + 1)
-        path = paths.supervisor(self._id)
-        missing = not cluster.state.owned(path)
-        changed = self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
-        due = self._beat_at is None or now - self._beat_at >= float(self._conf["supervisor.heartbeat.frequency.secs"])
-        # Without a completed pass, no heartbeat: a hung loop must not look alive.
-        if passes == self._beat_passes or not (missing or changed or due):
+    def _refuse_second(self, cluster: StormClusterState) -> None:
+        """:class:`Conflict` while a supervisor elsewhere lives under the same id, for a session without a record yet.
+
+        Nothing is read then, so that no work is begun twice. A former process of the same folder has ended: one lock
+        admits one at a time.
+        """
+        if self._beat_session == cluster.session.session_id:
             return
+        path, other, mine = paths.supervisor(self._id), None, self._info(0)
+        if cluster.state.owned(path):
+            return
+        with suppress(Corrupt):
+            other = decode_record(SupervisorInfo, cluster.state.get_data(path) or b"", path)
+        if other is not None and other.place not in ("", mine.place):
+            raise Conflict(
+                f"a supervisor with id {self._id!r} lives already, on {other.host} in {other.place}: this one, on "
+                f"{mine.host} in {mine.place}, starts no worker; stop one of them, or give this one another --id"
+            )
+
+    def _beat_due(self, cluster: StormClusterState, info: SupervisorInfo) -> bool:
+        # Without a completed pass, no heartbeat: a hung loop must not look alive.
+        if self._passes() == self._beat_passes:
+            return False
+        changed = self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
+        expired = self._beat_session != cluster.session.session_id
+        overdue = self._beat_at is None or time.monotonic() - self._beat_at >= float(
+            self._conf["supervisor.heartbeat.frequency.secs"]
+        )
+        return changed or expired or overdue
+
+    def _write_heartbeat(self, cluster: StormClusterState, info: SupervisorInfo) -> None:
+        passes, self._beat_session = self._passes(), cluster.session.session_id
         cluster.supervisor_heartbeat(self._id, info)
-        self._beat, self._beat_at, self._beat_passes = info, now, passes
+        self._beat, self._beat_at, self._beat_passes = info, time.monotonic(), passes
         self._count += 1
 
     def _write_report(self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int) -> None:
@@ -289,13 +349,3 @@ def _read_urls(cluster: StormClusterState) -> tuple[str, ...]:
         if isinstance(detail, Mapping) and isinstance(detail.get("http"), str):
             urls.append(detail["http"])
     return tuple(dict.fromkeys(url.rstrip("/") for url in urls if url.startswith(("http://", "https://"))))
-
-
-def _seed_urls(conf: ClusterConf) -> tuple[str, ...]:
-    port = conf["nimbus.http.port"]
-    seeds = [str(seed) for seed in conf["nimbus.seeds"] or ()]
-    return tuple(
-        f"http://{seed}" if ":" in seed.rpartition("]")[2] else f"http://{seed}:{port}"
-        for seed in seeds
-        if port or ":" in seed
-    )

@@ -39,7 +39,8 @@ from storm_dagster.supervisor.housekeeping import (
     remove_run_file,
     rotate,
 )
-from storm_dagster.supervisor.launcher import HEARTBEAT, Launcher, log_path
+from storm_dagster.supervisor.launcher import Launcher, heartbeat_path, log_path
+from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.localizer import Localizer
 from storm_dagster.supervisor.log_service import LogService
@@ -50,6 +51,8 @@ from storm_dagster.supervisor.upgrades import Upgrades, started_at
 _log = logging.getLogger(__name__)
 
 _TIDY_SECS = 10.0
+_PROBE_BYTES = 1 << 20
+"""Room in HOME below which no worker can be started."""
 _LOGS_SECS = 3600.0
 
 
@@ -73,6 +76,9 @@ class Supervisor:
         self._ports = tuple(sorted(ports))
         self._folder = home / "supervisor" / supervisor_id
         self._started = int(time.time())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder.stat()
+        self._place = f"{self._folder} ({folder.st_dev:x}:{folder.st_ino:x}, boot {boot_id()})"
         self._wake = threading.Event()
         self._passes = 0
         self._logs_checked_at = 0.0
@@ -100,6 +106,7 @@ class Supervisor:
             chunk_bytes=conf["storm.blobstore.inputstream.buffer.size.bytes"],
             security=Security.of(conf),
             stop=self._stopping,
+            expected=self._link.code_hash,
         )
         self.table: SlotTable = SlotTable(
             self._ports,
@@ -115,8 +122,10 @@ class Supervisor:
             report=self._link.report,
             failed=self._upgrades.on_failure,
         )
+        self._memory = MemoryGuard(conf.values, self._localizer.path_of, self._link.report)
         self._restarting: tuple[int, ...] = ()
         self._offered = self._ports
+        self._full = False
         scripts = conf["supervisor.health.check.dir"]
         self._health = (
             HealthCheck(Path(scripts), conf["storm.health.check.timeout.ms"] / 1000, self._wake.set)
@@ -138,7 +147,7 @@ class Supervisor:
                     worker_id=known.worker_id,
                     work=Work(known.topology_id, known.code_dir),
                     process=process,
-                    heartbeat_path=self._home / "workers" / known.worker_id / HEARTBEAT,
+                    heartbeat_path=heartbeat_path(self._home / "workers" / known.worker_id),
                     log_path=log_path(self._home, known.topology_id, known.port),
                 )
         for wanted in before.wanted if before is not None else ():
@@ -156,6 +165,9 @@ class Supervisor:
         self._link.start()
         if self._health is not None:
             self._health.start()
+        if self._log_service is not None:
+            watch = self._log_service.announced
+            threading.Thread(target=watch.run, args=(self._stopping, stop), name="address", daemon=True).start()
         stopper = threading.Thread(target=self._forward_stop, args=(stop,), name="stop", daemon=True)
         stopper.start()
         longest = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
@@ -168,6 +180,7 @@ class Supervisor:
                 if now - tidied_at >= _TIDY_SECS:
                     tidied_at = now
                     self._housekeeper.do(self._tidy)
+                    self._housekeeper.do(self._probe)
                 self._wake.wait(self.table.pause(now, longest))
         finally:
             self._stopping.set()
@@ -190,9 +203,13 @@ class Supervisor:
         elif claims is not None:
             self.table.apply(claims, now)
         self.table.poll(now)
+        self._memory.check(self.table.workers(), now)
         self._save()
         self._passes += 1
         restarting, offered = self.table.restarting(), self._ports if healthy else ()
+        if offered and self._full:
+            # Those that run need no disk; no other could be started.
+            offered = tuple(port for port, slot in sorted(self.table.slots.items()) if slot.wanted is not None)
         if (restarting, offered) != (self._restarting, self._offered):
             self._restarting, self._offered = restarting, offered
             self._link.request_heartbeat()
@@ -224,6 +241,7 @@ class Supervisor:
             rack=self._conf["supervisor.rack"],
             restarting=self._restarting,
             http=self._log_service.url if self._log_service is not None else None,
+            place=self._place,
         )
 
     def _save(self) -> None:
@@ -259,8 +277,26 @@ class Supervisor:
         folder = self._home / "workers" / live.worker.id
         self._housekeeper.do(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
+    def _probe(self) -> None:
+        """Find out whether HOME can be written; until then no free slot is offered."""
+        probe, error = self._folder / "probe", None
+        try:
+            self._housekeeper.save_again()
+            probe.write_bytes(bytes(_PROBE_BYTES))
+        except OSError as failure:
+            error = failure
+        probe.unlink(missing_ok=True)
+        if (error is not None) != self._full:
+            self._full = error is not None
+            if error is not None:
+                _log.error(
+                    "%s cannot be written (%s): free slots are not offered, its workers continue", self._home, error
+                )
+            else:
+                _log.info("%s can be written again: all slots are offered", self._home)
+            self._wake.set()
+
     def _tidy(self) -> None:
-        self._housekeeper.save_again()
         if self._link.claims is not None:
             # Not before the cluster was read: until then, used code is not known.
             for code_dir in self._localizer.remove_unused(self.table.used_code):
@@ -311,4 +347,6 @@ def run(
         finally:
             logs.stop()
             run_file.remove(home)
+    if logs.announced.failure is not None:
+        raise logs.announced.failure
     return 0

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import WorkerProcess
+from storm_dagster.supervisor.worker_user import OWN, WorkerUser, link_code, open_home, worker_user
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,11 @@ _KEPT_BACK = frozenset(
 )
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
+
+
+def heartbeat_path(folder: Path) -> Path:
+    """Heartbeat of the worker of that working folder."""
+    return (folder / OWN if (folder / OWN).is_dir() else folder) / HEARTBEAT
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,32 @@ def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
     return [str(conf.get("topology.python") or sys.executable), "-m", WORKER_MODULE, str(spec)]
 
 
+_PASSED_ON = (
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "LC_*",
+        "TZ",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "LD_LIBRARY_PATH",
+    ),
+    *("PYTHON*", "SPARK_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "JAVA_HOME", "SSL_CERT_*", "REQUESTS_CA_BUNDLE"),
+    *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+)
+"""Variables of the supervisor that a worker needs; anything else may be a password of its host."""
+
+
 def worker_environment(
-    base: Mapping[str, str], conf: Mapping[str, Any], archive_root: Path, home: Path
+    base: Mapping[str, str], conf: Mapping[str, Any], archive_root: Path, home: Path, allowed: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Environment of a worker: the supervisor's, ``topology.environment`` over it, and its import path.
+    """Environment of a worker: what it needs of the supervisor's and what is ``allowed`` (patterns) by
+    ``supervisor.worker.environment``, ``topology.environment`` over it, and its import path.
 
     The archive is first on the path, then the user's PYTHONPATH, then this package.
     """
@@ -71,7 +100,12 @@ def worker_environment(
     for name in wanted:
         if not name or "=" in name or "\0" in name or "\0" in str(wanted[name]):
             raise InvalidTopology(f"topology.environment: {name!r:.80} cannot name a variable: rename it")
-    environment = {**base, "PYTHONUNBUFFERED": "1", **{name: str(value) for name, value in wanted.items()}}
+    passed = {
+        name: value
+        for name, value in base.items()
+        if any(fnmatchcase(name, pattern) for pattern in (*_PASSED_ON, *allowed))
+    }
+    environment = {**passed, "PYTHONUNBUFFERED": "1", **{name: str(value) for name, value in wanted.items()}}
     ours = str(Path(storm_dagster.__file__).parents[1])
     path = [str(archive_root), *environment.get("PYTHONPATH", "").split(os.pathsep), ours]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in path if part))
@@ -90,6 +124,9 @@ class Launcher:
         self._security = Security.of(self._conf)
         # User code runs in workers: they get their own link key, never the cluster's secrets.
         self._handed = {key: value for key, value in self._conf.items() if key not in _KEPT_BACK}
+        self._handed["storm.zookeeper.auth.payload"] = zookeeper_payload(self._conf)
+        if self._conf["supervisor.run.worker.as.user"]:
+            open_home(home)
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
         """Start a worker of ``work`` in slot ``port``.
@@ -100,6 +137,8 @@ class Launcher:
         conf = read_topology_conf(code.path / "stormconf.ser")
         worker_id = uuid.uuid4().hex
         folder = self._home / "workers" / worker_id
+        user = worker_user(self._conf, conf)
+        own = folder / OWN if user is not None else folder
         log = log_path(self._home, work.topology_id, port)
         spec = WorkerSpec(
             worker_id=worker_id,
@@ -113,17 +152,31 @@ class Launcher:
             link_key=link_key_of(self._security, work.topology_id),
             code_dir=str(code.path),
             code=code.sha256[:16],
-            heartbeat_path=str(folder / HEARTBEAT),
+            heartbeat_path=str(own / HEARTBEAT),
             log_path=str(log),
         )
-        environment = worker_environment(os.environ, conf, spec.archive_root, self._home)
+        theirs, base = spec, dict(os.environ)
+        if user is not None:
+            # Of the log only what standard output is: its folder is closed to the worker.
+            folders = {"home": str(user.home(self._home)), "code_dir": str(own / code.path.name)}
+            theirs = spec.model_copy(update={**folders, "log_path": "/dev/stdout"})
+            base = user.environment(base, Path(theirs.home))
+        environment = worker_environment(
+            base, conf, theirs.archive_root, Path(theirs.home), self._conf["supervisor.worker.environment"]
+        )
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         # Also here, since the regular rotation may miss a worker that always dies soon.
         rotate(log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"]))
         try:
             spec.write(folder / SPEC)
-            child = self._spawn(worker_command(conf, folder / SPEC), folder, environment, log)
+            if user is not None:
+                folder.chmod(0o711)
+                own.mkdir(mode=0o700)
+                theirs.write(own / SPEC)
+                link_code(code.path, own / code.path.name)
+                user.give(own)
+            child = self._spawn(worker_command(conf, own / SPEC), own, environment, log, user)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -139,10 +192,12 @@ class Launcher:
         return LaunchedWorker(worker_id, process, Path(spec.heartbeat_path), log)
 
     def _spawn(
-        self, command: list[str], folder: Path, environment: dict[str, str], log: Path
+        self, command: list[str], folder: Path, environment: dict[str, str], log: Path, user: WorkerUser | None
     ) -> subprocess.Popen[bytes]:
         # Appending keeps the output of the slot's last worker, and leaves no hole after a truncation.
         with log.open("ab") as output:
+            if user is not None:
+                os.fchown(output.fileno(), user.uid, user.gid)
             try:
                 return subprocess.Popen(
                     command,
@@ -152,12 +207,40 @@ class Launcher:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    # After the change of the user: from outside, root may lack the capability for it.
+                    preexec_fn=_resource_limits(self._conf),
+                    user=user.uid if user is not None else None,
+                    group=user.gid if user is not None else None,
+                    extra_groups=() if user is not None else None,
                 )
             except OSError as error:
                 raise Unavailable(
                     f"{command[0]} cannot be started ({error.strerror or error}): "
-                    "set topology.python to an interpreter that exists on every supervisor"
+                    "set topology.python to an interpreter that exists on every supervisor, and that the worker's user may run"
                 ) from None
+
+
+def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
+    """What sets the resource limits of a process that is about to become a worker; it imports nothing."""
+    # Not at the top: the command line says on every system that a supervisor needs Linux.
+    import resource
+
+    # A core dump would hold conf values, and fill the disk.
+    limits = {resource.RLIMIT_CORE: 0}
+    wanted = {
+        resource.RLIMIT_NOFILE: conf["supervisor.worker.max.files"],
+        resource.RLIMIT_NPROC: conf["supervisor.worker.max.processes"],
+    }
+    for limit, value in wanted.items():
+        if value is not None:
+            most = resource.getrlimit(limit)[1]
+            limits[limit] = value if most == resource.RLIM_INFINITY else min(value, most)
+
+    def apply() -> None:
+        for limit, value in limits.items():
+            resource.setrlimit(limit, (value, value))
+
+    return apply
 
 
 def read_topology_conf(path: Path) -> dict[str, Any]:

@@ -69,12 +69,15 @@ class Localizer:
         limits: UnpackLimits | None = None,
         security: Security | None = None,
         stop: threading.Event | None = None,
+        expected: Callable[[str], str | None] = lambda key: None,
     ) -> None:
-        """``sources()``: base URLs of the nimbuses, best first, for each round of tries."""
+        """``sources()``: base URLs of the nimbuses, best first, for each round of tries. ``expected(key)``: the SHA-256
+        that the leader recorded for a blob; ``None``: none, and what its nimbus announces is believed."""
         self._dist = folder / "stormdist"
         self._cache = folder / "cache"
         self._tmp = folder / "tmp"
         self._sources = sources
+        self._expected = expected
         self._tries = max(1, tries)
         self._max_bytes = max_bytes
         self._chunk = chunk_bytes
@@ -87,8 +90,8 @@ class Localizer:
         # Addresses of the cluster never go through a proxy of the environment.
         timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
         options = (security or Security()).client_options()
-        options["headers"]["Accept-Encoding"] = "identity"
-        self._http = httpx.Client(timeout=timeout, follow_redirects=False, **options)
+        plain = {"Accept-Encoding": "identity"}
+        self._http = httpx.Client(timeout=timeout, follow_redirects=False, headers=plain, **options)
 
     def prepare(self) -> None:
         """Create the folders and remove incomplete fetches of an earlier process."""
@@ -113,6 +116,10 @@ class Localizer:
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
             sha256 = manifest["blobs"]["stormjar.jar"]
+            if any(
+                self._expected(key_of(code_dir)) not in (None, manifest["blobs"][p]) for p, key_of in _PARTS.items()
+            ):
+                return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
         if not isinstance(sha256, str) or not (path / "code").is_dir():
@@ -191,9 +198,9 @@ class Localizer:
             for base in self._sources():
                 url = f"{base.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
                 try:
-                    if archive and (sha256 := self._from_cache(url, target)):
+                    if archive and (sha256 := self._from_cache(url, key, target)):
                         return sha256
-                    sha256 = self._download(url, target, self._max_bytes if archive else _MAX_RECORD_BYTES)
+                    sha256 = self._download(url, key, target, self._max_bytes if archive else _MAX_RECORD_BYTES)
                 except (StormDagsterError, httpx.HTTPError) as error:
                     failure = _as_failure(error, key, url)
                     _log.warning("%s", failure.message)
@@ -203,13 +210,15 @@ class Localizer:
                 return sha256
         raise failure
 
-    def _from_cache(self, url: str, target: Path) -> str | None:
+    def _from_cache(self, url: str, key: str, target: Path) -> str | None:
         """Take the archive from the cache, if a nimbus names the hash of a cached one."""
         if next(self._cache.iterdir(), None) is None:
             return None
         response = self._http.head(url)
         sha256 = response.headers.get("X-Content-SHA256", "")
         if response.status_code != 200 or len(sha256) != 64 or not sha256.isalnum():
+            return None
+        if self._expected(key) not in (None, sha256):
             return None
         cached = self._cache / sha256
         try:
@@ -228,7 +237,7 @@ class Localizer:
         except FileExistsError:
             pass
 
-    def _download(self, url: str, target: Path, most: int) -> str:
+    def _download(self, url: str, key: str, target: Path, most: int) -> str:
         digest = hashlib.sha256()
         size = 0
         with self._http.stream("GET", url) as response:
@@ -251,6 +260,12 @@ class Localizer:
         sha256 = digest.hexdigest()
         if sha256 != announced:
             raise Corrupt(f"{url} has SHA-256 {sha256}, {announced} was announced: what is stored is damaged")
+        expected = self._expected(key)
+        if expected not in (None, sha256):
+            raise Corrupt(
+                f"{url} has SHA-256 {sha256}, the assignment of the leader says {expected}: that nimbus serves other "
+                "code and none of it is run; look at its blobs, or submit the topology again"
+            )
         return sha256
 
 

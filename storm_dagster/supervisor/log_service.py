@@ -13,6 +13,7 @@ from starlette.requests import Request
 from typing_extensions import TypedDict
 
 import storm_dagster
+from storm_dagster.http.announced import AnnouncedName
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpOperation, Parameter, build_routes
 from storm_dagster.http.guard import Guard, allowed_hosts
@@ -25,7 +26,9 @@ from storm_dagster.http.server import HttpService
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.security import Security, public_conf
+from storm_dagster.model.masking import public_conf
+from storm_dagster.model.peers import owners_only
+from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.slots import LiveWorker
@@ -79,6 +82,7 @@ class LogService:
         except Unavailable as error:
             _log.warning("%s; a free port is used instead", error.message)
             listener = listen(host, 0, "supervisor.http.port")
+        self.announced = AnnouncedName(host, listener)
         self.port: int = int(listener.getsockname()[1])
         shown = f"[{host}]" if ":" in host else host
         self.url: str = f"{self._security.scheme}://{shown}:{self.port}"
@@ -86,7 +90,9 @@ class LogService:
         tls = None
         if self._security.tls:
             tls = self._security.server_context(client_certificate=self._security.http_needs_certificate)
-        self._service = HttpService(self._app(host), listener, name="supervisor-http", tls=tls)
+        self._service = HttpService(
+            self._app(host), listener, name="supervisor-http", tls=tls, own_user_only=owners_only(self._security)
+        )
 
     def start(self, workers: Callable[[], Sequence[LiveWorker]]) -> None:
         """Start to serve; ``workers()``: those that run now."""

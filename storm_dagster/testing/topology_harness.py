@@ -12,6 +12,7 @@ from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from storm_dagster.api.bolt import Bolt
@@ -104,6 +105,8 @@ class HarnessResult:
     failed: dict[str, list[int]] = field(default_factory=dict)
     errors: list[tuple[str, BaseException]] = field(default_factory=list)
     """(component, exception) of all raised or reported errors."""
+    dead_letters: list[dict[str, Any]] = field(default_factory=list)
+    """What ``storm-dagster dead-letters`` would list."""
 
     def values(self, component: str, stream: str = "default") -> list[Any]:
         """Values emitted by a component on a stream, in order."""
@@ -125,7 +128,8 @@ class TopologyHarness:
         simulated: bool = False,
         start_ms: int = 1,
     ) -> None:
-        """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep state.
+        """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep state, by default a
+        folder that goes with the harness.
 
         ``simulated`` time starts at ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the
         first tuples are in the first complete one).
@@ -162,6 +166,7 @@ class TopologyHarness:
         self.dagster_up: bool = True
         """Whether a simulated Dagster stores events; otherwise their tuples wait."""
         self.shared.events.send = self._store
+        self._folder = TemporaryDirectory(prefix="storm-harness-") if state_dir is None else None
         self.engine: NativeEngine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,
@@ -170,7 +175,7 @@ class TopologyHarness:
             transport=None,
             slot=("harness", 0),
             archive=archive,
-            state_dir=state_dir,
+            state_dir=state_dir if self._folder is None else Path(self._folder.name),
         )
         everything = frozenset(components)
         self.engine.place(
@@ -243,9 +248,11 @@ class TopologyHarness:
             starting = "starting" in self.engine.statuses().values()
             if worked or starting or not self.engine.drained():
                 quiet = 0
-                if starting or any(runner.busy_elsewhere() for runner in self.engine.runners.values()):
+                busy = [runner for runner in self.engine.runners.values() if runner.busy_elsewhere()]
+                if starting or busy:
                     time.sleep(0.001)
-                    if starting and not worked and self.clock is not None:
+                    opening = any(runner.status == "starting" for runner in busy)
+                    if starting and not opening and not worked and self.clock is not None:
                         # Otherwise the retry of a failed component would never be due.
                         self.clock.secs = round(self.clock.secs + _STEP_SECS, 6)
             else:
@@ -256,6 +263,8 @@ class TopologyHarness:
         recorder = self.tasks(_RECORDER)[0]
         result = HarnessResult(list(recorder.tuples), errors=list(self.errors))
         for runner in self.engine.runners.values():
+            if isinstance(runner, SpoutBase) and runner.letters.file is not None:
+                result.dead_letters += runner.letters.file.read().values()
             if isinstance(runner.instance, GivenSpout):
                 result.acked.setdefault(runner.component, []).extend(runner.instance.acked)
                 result.failed.setdefault(runner.component, []).extend(runner.instance.failed)
@@ -264,6 +273,8 @@ class TopologyHarness:
     def close(self) -> None:
         """Close all tasks."""
         self.engine.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def __enter__(self) -> TopologyHarness:
         return self

@@ -14,11 +14,13 @@ import logging
 import re
 import sqlite3
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storm_dagster.model import paths
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.view import ClusterView, Versioned
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -27,9 +29,15 @@ from storm_dagster.zk.view_loading import load_view
 
 _log = logging.getLogger(__name__)
 
-_RARELY_CHANGING = re.compile(r"/(topology|tasks|assignments|workers)/[^/]+(/[^/]+)?")
+_RARELY_CHANGING = re.compile(
+    r"/(topology|tasks|assignments|workers)/[^/]+(/[^/]+)?|/blobstoremaxkeysequencenumber/[^/]+"
+    r"|/(epoch|assignments|blacklist)"
+)
 """Nodes kept by value. Heartbeat records and supervisors' records are rewritten all the time."""
-_RARELY_CHANGING_LISTS = re.compile(r"/workers/[^/]+")
+_RARELY_CHANGING_LISTS = re.compile(
+    r"/(workers|blobstore|gray_upgrade)/[^/]+|/(supervisors|topology|blobstore|gray_upgrade)"
+)
+_HEARTBEATS = re.compile(r"/(taskbeats|supervisors)/[^/]+")
 _MOST_BYTES = 32 << 20
 _MOST_CHANGES = 100_000
 _MOST_DECODED = 50_000
@@ -53,10 +61,22 @@ class CachedReads(ZooKeeperClusterState):
     """A :class:`ClusterState` on the session of another one, for readers; it never writes.
 
     It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe.
+
+    With ``aging_secs`` it keeps each heartbeat record, too, for as long: well below the limits of silence, for who
+    watches over the whole cluster. The records are read at once when something else of their topology, or a worker of
+    their supervisor, changed.
     """
 
-    def __init__(self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(
+        self,
+        state: ZooKeeperClusterState,
+        disk: DiskCache | None,
+        most_bytes: int = _MOST_BYTES,
+        aging_secs: float = 0.0,
+    ) -> None:
         super().__init__(state.session)
+        self._aged: dict[str, tuple[float, _Value]] = {}
+        self._aging_secs = aging_secs
         self._disk = disk
         self._most_bytes = most_bytes
         self._guard = threading.Lock()
@@ -112,6 +132,7 @@ class CachedReads(ZooKeeperClusterState):
             self._lists.clear()
             self._sure.clear()
             self._changes.clear()
+            self._aged.clear()
 
     def _drop(self, path: str) -> None:
         if path in self._sure or path in self._lists:
@@ -119,6 +140,11 @@ class CachedReads(ZooKeeperClusterState):
         self._sure.pop(path, None)
         self._lists.pop(path, None)
         self._forget(path)
+        first, *rest = path[1:].split("/")
+        if rest and f"/{first}" in (paths.TOPOLOGY, paths.ASSIGNMENTS, paths.WORKERS):
+            self._aged.pop(paths.taskbeats(rest[0]), None)
+            if len(rest) > 1:
+                self._aged.pop(paths.supervisor(rest[1].rpartition("-")[0]), None)
 
     def _forget(self, path: str) -> None:
         value = self._memory.pop(path, None)
@@ -138,34 +164,57 @@ class CachedReads(ZooKeeperClusterState):
     # -- reading ----------------------------------------------------------------------------------------
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[_Value]:
-        """As the state itself; only nodes that change rarely are kept, and only without ``watch``."""
-        mine = [index for index, path in enumerate(many) if _RARELY_CHANGING.fullmatch(path)]
-        if watch or not mine:
+        """As the state itself; only nodes that change rarely are kept, and only without ``watch``.
+
+        Heartbeat records may be as old as ``aging_secs``.
+        """
+        mine = dict.fromkeys(path for path in many if _RARELY_CHANGING.fullmatch(path))
+        if watch or not (mine or self._aging_secs):
             return super().get_many(many, watch)
-        answers: list[_Value] = [None] * len(many)
-        asked: list[int] = [index for index in range(len(many)) if index not in set(mine)]
-        if asked:
-            for index, value in zip(asked, super().get_many([many[i] for i in asked]), strict=True):
-                answers[index] = value
-        self._drain_events()
-        lacking: list[int] = []
+        found = self._get_aged([path for path in many if path not in mine])
+        if mine:
+            found.update(self._get_kept(mine))
+        return [found[path] for path in many]
+
+    def _get_aged(self, wanted: list[str]) -> dict[str, _Value]:
+        now = time.monotonic()
+        oldest = now - self._aging_secs
         with self._guard:
-            for index in mine:
-                path = many[index]
+            found = {
+                path: self._aged[path][1] for path in wanted if path in self._aged and self._aged[path][0] > oldest
+            }
+            if len(self._aged) > 2 * len(wanted):
+                self._aged = {path: kept for path, kept in self._aged.items() if kept[0] > oldest}
+        rest = [path for path in wanted if path not in found]
+        if rest:
+            read = dict(zip(rest, super().get_many(rest), strict=True))
+            found.update(read)
+            if self._aging_secs:
+                with self._guard:
+                    self._aged.update(
+                        {path: (now, value) for path, value in read.items() if _HEARTBEATS.fullmatch(path)}
+                    )
+        return found
+
+    def _get_kept(self, wanted: Iterable[str]) -> dict[str, _Value]:
+        self._drain_events()
+        found: dict[str, _Value] = {}
+        lacking: list[str] = []
+        with self._guard:
+            for path in wanted:
                 if path in self._sure and path in self._memory:
                     self._memory.move_to_end(path)
-                    answers[index] = self._memory[path]
-                    self.metrics.memory += 1
+                    found[path] = self._memory[path]
                 else:
-                    lacking.append(index)
-            stamps = {many[index]: self._stamp(many[index]) for index in lacking}
-            sure = {path: self._sure[path] for path in stamps if path in self._sure}
+                    lacking.append(path)
+            self.metrics.memory += len(found)
+            stamps = {path: self._stamp(path) for path in lacking}
+            sure = {path: self._sure[path] for path in lacking if path in self._sure}
         if lacking:
-            found = self._fetch(list(stamps), sure)
-            self._keep(found, stamps)
-            for index in lacking:
-                answers[index] = found[many[index]]
-        return answers
+            read = self._fetch(lacking, sure)
+            self._keep(read, stamps)
+            found.update(read)
+        return found
 
     def _fetch(self, wanted: list[str], sure: dict[str, int]) -> dict[str, _Value]:
         """From disk what is still true there, the rest from ZooKeeper with a watch."""
@@ -206,7 +255,7 @@ class CachedReads(ZooKeeperClusterState):
                 self._bytes -= 0 if value is None else len(value[0])
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
-        """As the state itself; the lists of live workers are kept, without ``watch``."""
+        """As the state itself; the lists that change rarely are kept, without ``watch``."""
         mine = {path for path in many if _RARELY_CHANGING_LISTS.fullmatch(path)}
         if watch or not mine:
             return super().find_children_many(many, watch)

@@ -127,20 +127,10 @@ class ZooKeeperClusterState(ClusterState):
         return stat is not None and mine != 0 and stat.ephemeralOwner == mine
 
     def get_children(self, path: str, watch: bool = False) -> list[str]:
-        found = self.find_children_many([path])[0] if not watch else self._children_watched(path)
+        found = self.find_children(path, watch)
         if found is None:
             raise conflict(f"{path} does not exist: create it first", path)
         return found
-
-    def _children_watched(self, path: str) -> list[str] | None:
-        full = self.session.full(path)
-        try:
-            names = self.session.call(
-                lambda c: c.get_children_async(full, watch=self._watcher), f"a read of {path}", read=True
-            )
-        except NoNodeError:
-            return None
-        return sorted(names)
 
     def find_children(self, path: str, watch: bool = False) -> list[str] | None:
         return self.find_children_many([path], watch)[0]

@@ -94,8 +94,9 @@ class LeaseConnection(ConnectionHandler):
         return header, buffer, offset
 
 
-def _only_for(auth: str) -> list[ACL]:
-    user, _, password = auth.partition(":")
+def only_for(auth: str) -> list[ACL]:
+    """The ACL that opens a node to the first user of ``auth`` alone."""
+    user, _, password = auth.partition("\n")[0].partition(":")
     return [make_digest_acl(user, password, all=True)]
 
 
@@ -105,8 +106,8 @@ def make_client(
     """A kazoo client that is not started yet, and its connection.
 
     It goes on reconnecting in the background at most a second apart for as long as it is open; requests
-    never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` ("user:password") the
-    client proves itself by digest, also after each reconnection, and closes what it creates to all others.
+    never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` (lines "user:password")
+    the client proves itself by digest, also after each reconnection; what it creates is the first user's alone.
     """
     retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
     client = KazooClient(
@@ -116,8 +117,8 @@ def make_client(
         handler=_Handler(),
         connection_retry=retry,
         randomize_hosts=True,
-        auth_data=[("digest", auth)] if auth else None,
-        default_acl=_only_for(auth) if auth else None,
+        auth_data=[("digest", one) for one in auth.split("\n")] if auth else None,
+        default_acl=only_for(auth) if auth else None,
     )
     retry = retry.copy()
     retry.interrupt = client._stopped.is_set

@@ -2,6 +2,9 @@
 
 The server is an ordinary child process (``QuorumPeerMain``, standalone). :func:`zookeeper_command` is what
 ``storm-dagster zookeeper`` executes.
+
+An ensemble of three serves while any two of them see each other. For production, use one that is run on hosts of
+its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make chaos``.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from storm_dagster.model.class_data import class_data_options
@@ -19,6 +23,11 @@ from storm_dagster.model.java import java_command
 # Server, wire records, logging, and what the server's classes refer to at load time.
 _JARS = ("zookeeper-", "zookeeper-jute-", "slf4j-api-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-")
 _JARS_OPTIONAL = ("metrics-core-", "snappy-java-", "netty-", "commons-cli-", "commons-io-")
+
+INIT_TICKS = 40
+"""Time in which a member must join and load the leader's state."""
+SYNC_TICKS = 8
+"""Time without contact after which leader and follower disconnect."""
 
 _LOG_CONFIG = """\
 status = warn
@@ -70,7 +79,7 @@ def zookeeper_command(
 
     Sessions of 2 ticks to 60 s are granted. ``durable=False`` leaves out the fsync of the transaction log:
     the state then survives the end of the process, but not of the machine. ``more`` are further lines of its
-    configuration (:mod:`storm_dagster.zk.ensemble`). Raises ``Unavailable`` when
+    configuration (:func:`ensemble_command`). Raises ``Unavailable`` when
     Java or the jars are missing, ``InvalidRequest`` for a port out of range.
     """
     if not 0 < port < 65536:
@@ -119,16 +128,82 @@ def zookeeper_command(
     ]
 
 
-def server_answers(host: str, port: int, timeout: float = 1.0) -> bool:
-    """Whether a ZooKeeper server at that address serves requests (the ``srvr`` command)."""
-    # `ruok` will not do: it is answered before the server has loaded its state.
+@dataclass(frozen=True)
+class Member:
+    """One server of an ensemble."""
+
+    id: int
+    """From 1; the highest one wins an election among equals."""
+    client: int
+    """Port for clients."""
+    peer: int
+    """Port on which it serves followers while it leads."""
+    election: int
+    """Port for votes."""
+    host: str = "127.0.0.1"
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for clients."""
+        return f"[{self.host}]:{self.client}" if ":" in self.host else f"{self.host}:{self.client}"
+
+
+def ensemble_command(
+    members: Sequence[Member],
+    id: int,
+    data_dir: Path,
+    *,
+    tick_ms: int = 500,
+    durable: bool = True,
+) -> list[str]:
+    """The command line of member ``id``, after writing its configuration and ``myid`` into ``data_dir``.
+
+    Everything else is as in :func:`zookeeper_command`. :class:`InvalidRequest` when ``id``
+    is not among the members, or two of them share an id.
+    """
+    by_id = {member.id: member for member in members}
+    if id not in by_id or len(by_id) != len(members):
+        raise InvalidRequest(
+            f"ZooKeeper member {id} is not one of the ensemble {sorted(m.id for m in members)}: give each an id of its own"
+        )
+    me = by_id[id]
+    peers = {f"server.{member.id}": f"{member.host}:{member.peer}:{member.election}:participant" for member in members}
+    command = zookeeper_command(
+        data_dir,
+        me.client,
+        host=me.host,
+        tick_ms=tick_ms,
+        heap_mb=128,
+        durable=durable,
+        more={
+            **peers,
+            "initLimit": INIT_TICKS,
+            "syncLimit": SYNC_TICKS,
+            # A vote for a member that is gone must not hold up an election for its default of five seconds.
+            "cnxTimeout": 1000,
+            "standaloneEnabled": "false",
+            "reconfigEnabled": "false",
+        },
+    )
+    (data_dir / "myid").write_text(f"{id}\n", encoding="ascii")
+    return command
+
+
+def server_status(host: str, port: int, timeout: float = 1.0) -> bytes:
+    """What the ZooKeeper server at that address says about itself (the ``srvr`` command); empty: it does not answer."""
+    answer = b""
     try:
         with socket.create_connection((host, port), timeout=timeout) as link:
             link.settimeout(timeout)
             link.sendall(b"srvr")
-            answer = b""
             while part := link.recv(4096):
                 answer += part
-            return b"Mode:" in answer
     except OSError:
-        return False
+        return b""
+    return answer
+
+
+def server_answers(host: str, port: int, timeout: float = 1.0) -> bool:
+    """Whether a ZooKeeper server at that address serves requests."""
+    # `ruok` will not do: it is answered before the server has loaded its state.
+    return b"Mode:" in server_status(host, port, timeout)

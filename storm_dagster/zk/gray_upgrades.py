@@ -35,6 +35,13 @@ def read_upgrade(state: ClusterState, topology_id: str, watch: bool = False) -> 
     return UpgradeState(found[1].version, record, upgrading, _workers(state, topology_id, UPGRADED))
 
 
+def upgrades_under_way(state: ClusterState) -> list[str]:
+    """Ids of the topologies that have an upgrade record, sorted; two round trips, however many there are."""
+    ids = state.find_children(paths.GRAY_UPGRADE) or []
+    parts = state.find_children_many([paths.gray_upgrade(each) for each in ids])
+    return [each for each, found in zip(ids, parts, strict=True) if found and "conf" in found]
+
+
 def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, GrayWorker]:
     parent = paths.gray_upgrade(topology_id, part)
     names = state.find_children(parent) or []

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict
+from storm_dagster.model.errors import Conflict, Fenced
 from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
@@ -121,11 +121,12 @@ class LeadershipSession:
         """
         with self._lock:
             self._confirmed = None
-            version = self._state.get_version(paths.NIMBUS_MASTER)
-            if version is not None and self._state.owned(paths.NIMBUS_MASTER):
+            epoch = self._held(None)
+            if epoch is not None:
                 try:
-                    self._state.transaction().delete(paths.NIMBUS_MASTER, version).commit()
-                except Conflict:
+                    # Every /nimbus_master has data version 0: that it is still ours is what the epoch says.
+                    self._state.transaction().check(paths.EPOCH, epoch).delete(paths.NIMBUS_MASTER).commit()
+                except (Conflict, Fenced):
                     _log.info("leadership was gone already")
 
     def current(self, wake: Wake | None = None) -> str | None:

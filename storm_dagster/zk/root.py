@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
+from storm_dagster.zk.connection import only_for
 from storm_dagster.zk.session import ZkSession
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -48,9 +49,53 @@ def refuse_open_root(session: ZkSession) -> None:
         if any(each.id.scheme == "world" and each.perms & ~1 for each in answer[0]):
             raise Conflict(
                 f"{node} in ZooKeeper at {session.hosts} may be changed by everybody (world:anyone) although "
-                "storm.zookeeper.auth.payload is set: close it with `setAcl -R` of ZooKeeper's shell, or use a new "
+                "this cluster has a secret: stop it and close its nodes with `storm-dagster zookeeper secure`, or use a new "
                 "storm.zookeeper.root"
             )
+
+
+def is_open_to_all(hosts: str, root: str, timeout: int = 5) -> bool:
+    """Whether a client without credentials may change the root node there, if there is one."""
+    client = KazooClient(hosts, timeout=timeout)
+    try:
+        client.start(timeout)
+        return any(each.id.scheme == "world" and each.perms & ~1 for each in (client.get_acls(root or "/") or [()])[0])
+    except (NoAuthError, NoNodeError):
+        return False
+    except (KazooException, client.handler.timeout_exception) as error:
+        raise Unavailable(f"ZooKeeper at {hosts} did not answer: {type(error).__name__}") from None
+    finally:
+        client.stop()
+        client.close()
+
+
+def secure_root(session: ZkSession, auth: str, progress: Callable[[int], None] = lambda done: None) -> int:
+    """Close the root and all nodes below it to everybody but the first user of ``auth``; how many were changed.
+
+    May be interrupted and repeated: a node's children are closed before the node. ``progress`` is called with the number
+    of nodes looked at.
+    """
+    acl, changed, seen = only_for(auth), 0, 0
+
+    def visit(node: str) -> None:
+        nonlocal changed, seen
+        try:
+            children = session.call(lambda client: client.get_children_async(node), f"the children of {node}")
+            for child in children:
+                if (node, child) == ("/", "zookeeper"):
+                    continue  # The server's own.
+                visit(f"{node.rstrip('/')}/{child}")
+            found, _ = session.call(lambda client: client.get_acls_async(node), f"the ACL of {node}")
+            if found != acl:
+                session.call(lambda client: client.set_acls_async(node, acl), f"the ACL of {node}")
+                changed += 1
+        except NoNodeError:
+            return  # It went meanwhile.
+        seen += 1
+        progress(seen)
+
+    visit(session.root or "/")
+    return changed
 
 
 def _acl_of(node: str) -> Callable[[KazooClient], Any]:

@@ -100,15 +100,15 @@ class ZkSession:
     ) -> ZkSession:
         """A connected session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
 
-        Nothing is created. ``client_id`` continues an existing session. With ``auth`` ("user:password",
-        digest) the nodes it creates are closed to everybody else. Reads are tried again
+        Nothing is created. ``client_id`` continues an existing session. With ``auth`` (lines of
+        "user:password", digest) the nodes it creates are closed to everybody but the first user. Reads are tried again
         ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection
         in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``.
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'")
         normalize_root(root)
-        if auth is not None and not all(auth.partition(":")):
+        if auth is not None and not all(all(one.partition(":")) for one in auth.split("\n")):
             raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
         client, connection = make_client(hosts, session_timeout_ms, client_id, auth)
         session = ZkSession(
@@ -157,11 +157,6 @@ class ZkSession:
         """Session timeout that the server granted; 0 without a session."""
         return self._connection.lease.negotiated_ms
 
-    @property
-    def last_answer_boot(self) -> float:
-        """Boot clock at which the newest answered request (pings included) was sent; 0.0 without a session."""
-        return self._connection.lease.answered_boot
-
     def lease(self) -> SessionLease:
         """Session id, newest answer and timeout, read at one moment."""
         return self._connection.lease
@@ -176,10 +171,6 @@ class ZkSession:
         if not lease.session_id or (session_id is not None and lease.session_id != session_id):
             return 0.0
         return lease.answered_boot + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
-
-    def lease_valid(self, session_id: int | None = None) -> bool:
-        """Whether the boot clock has not reached :meth:`lease_end`."""
-        return boot_clock() < self.lease_end(session_id)
 
     def add_listener(self, wake: Callable[[str], None]) -> None:
         """Call ``wake`` with ``"CONNECTED"``, ``"SUSPENDED"`` or ``"LOST"`` on each change, in order.
@@ -317,7 +308,7 @@ class ZkSession:
         return answers
 
     def ping(self) -> None:
-        """One real round trip, so that :attr:`last_answer_boot` is fresh; ``Unavailable`` when it fails."""
+        """One real round trip, so that :meth:`lease_end` is fresh; ``Unavailable`` when it fails."""
         self.call(lambda client: client.exists_async(self.root or "/"), "a ping")
 
     # -- ending -----------------------------------------------------------------------------------------
@@ -363,3 +354,76 @@ class ZkSession:
                 link.shutdown(socket.SHUT_RDWR)
             except OSError as error:
                 _log.debug("the link was down already: %s", error)
+
+
+class QuorumLease:
+    """Lease of a session with an ensemble, proved by its leader; a thread keeps it up until the session is closed.
+
+    Responses of a follower alone prove nothing. It answers pings and reads without asking its leader, and goes on doing
+    so for ``syncLimit`` ticks after it has lost it; the leader meanwhile ends the sessions that are silent. Measured: a
+    session's ephemeral node vanished 3.4 s after its server had been cut off, and that server still answered its
+    owner. Two kinds of answers do prove something:
+
+    * that to a connect: the leader made the session, or was asked for it, after the connect was sent;
+    * that to a chain of three ``sync`` in one connection, each sent after the answer to the one before, the second at
+      least half a tick after the first: the leader pings its followers every half tick, what a follower replies
+      names the sessions that it heard of, and requests and pings keep their order. So the leader heard of the
+      session after the first of the three had been sent. (Half a tick is at most a quarter of any session timeout
+      that it grants.)
+    """
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        # Session id, and the boot clock at which the leader had not heard of it for the last time.
+        self._proven: tuple[int, float] = (0, 0.0)
+        self._stop = threading.Event()
+
+    def start(self) -> QuorumLease:
+        """Start the thread that renews the lease."""
+        threading.Thread(target=self._run, name="zookeeper-lease", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """Stop the renewal: the lease ends by itself."""
+        self._stop.set()
+
+    def lease_end(self, session_id: int | None = None) -> float:
+        """As :meth:`ZkSession.lease_end`, by responses of the leader only."""
+        lease = self._session.lease()
+        if not lease.session_id or (session_id is not None and lease.session_id != session_id):
+            return 0.0
+        owner, proven = self._proven
+        newest = max(lease.connected_boot, proven if owner == lease.session_id else 0.0)
+        return newest + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and not self._session.closed:
+            try:
+                self._chain()
+            except StormDagsterError as error:
+                _log.debug("the session cannot be proven alive now: %s", error)
+                self._stop.wait(0.1)
+
+    def _chain(self) -> None:
+        """Chains of syncs, the last of one being the first of the next, while the session is connected."""
+        at = self._session.lease()
+        first = self._sync()
+        while not self._stop.wait(at.negotiated_ms / 4000.0):
+            self._sync()
+            last = self._sync()
+            now = self._session.lease()
+            if (now.session_id, now.connected_boot) != (at.session_id, at.connected_boot):
+                return
+            self._proven = (at.session_id, first)
+            first = last
+
+    def _sync(self) -> float:
+        """One round trip to the leader; the boot clock before it was sent."""
+        sent = boot_clock()
+        self._session.call(lambda client: client.sync_async("/"), "a sync")
+        return sent
+
+
+def lease_of(session: ZkSession) -> ZkSession | QuorumLease:
+    """Lease of a worker's session: the session itself with one server, else a started :class:`QuorumLease`."""
+    return QuorumLease(session).start() if "," in session.hosts else session

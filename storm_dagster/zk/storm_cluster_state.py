@@ -12,9 +12,10 @@ from typing_extensions import Self
 
 from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
-from storm_dagster.model.errors import Conflict, InvalidRequest, UnknownSubtree
+from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
 from storm_dagster.model.plugins import load_plugin
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
+from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_loading, worker_nodes
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
@@ -50,19 +51,19 @@ def open_session(full: Mapping[str, Any]) -> ZkSession:
         connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
         retry_times=full["storm.zookeeper.retry.times"],
         retry_interval_ms=full["storm.zookeeper.retry.interval"],
-        auth=full["storm.zookeeper.auth.payload"],
+        auth=zookeeper_payload(full),
     )
 
 
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
 
-    With ``storm.zookeeper.auth.payload``, a root that everybody may write is :class:`Conflict`.
+    With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is :class:`Conflict`.
     """
     given = conf.values if isinstance(conf, ClusterConf) else conf
     full = {**default_conf(), **given}
     session = open_session(full)
-    if full["storm.zookeeper.auth.payload"]:
+    if zookeeper_payload(full):
         try:
             root.refuse_open_root(session)
         except BaseException:
@@ -243,14 +244,21 @@ class StormClusterState:
         before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
         return view_loading.load_view(self.state, self._cluster_id, before)
 
-    def epoch(self, wake: Wake | None = None) -> tuple[int, records.EpochRecord] | None:
+    def epoch(self) -> tuple[int, records.EpochRecord] | None:
         """The leadership epoch (data version of ``/epoch``) and who holds it; ``None`` before any leader."""
-        found = self._record(records.EpochRecord, paths.EPOCH, self._wake(paths.EPOCH, wake))
+        found = self._record(records.EpochRecord, paths.EPOCH)
         return None if found is None else (found[1].version, found[0])
 
-    def assignment_ids(self, wake: Wake | None = None) -> list[str]:
+    def assignment_ids(self) -> list[str]:
         """Ids of the topologies below ``/assignments``, sorted."""
-        return self.state.find_children(paths.ASSIGNMENTS, self._wake(paths.ASSIGNMENTS, wake)) or []
+        return self.state.find_children(paths.ASSIGNMENTS) or []
+
+    def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
+        """Version and data of ``/assignments``: every change of an assignment raises it. See ``zk/assignment_changes``."""
+        found = self.state.get_data_with_version(paths.ASSIGNMENTS, self._wake(paths.ASSIGNMENTS, wake))
+        if found is None:
+            raise Unavailable(f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was read")
+        return found[1].version, found[0]
 
     def read_assignment(self, topology_id: str, wake: Wake | None = None) -> tuple[Assignment, Versioned] | None:
         """The assignment and its version; ``None`` without one. ``wake`` also fires when it is removed."""
@@ -268,15 +276,14 @@ class StormClusterState:
         found = self._record(records.KeptLevels, paths.log_levels(topology_id))
         return records.KeptLevels() if found is None else found[0]
 
+    def read_state_home(self, topology_id: str) -> records.StateHome:
+        """``/topology/<id>/state``; empty without one."""
+        found = self._record(records.StateHome, paths.state_home(topology_id))
+        return records.StateHome(marker="") if found is None else found[0]
+
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
         return gray_upgrades.read_upgrade(self.state, topology_id, self._wake(paths.gray_upgrade(topology_id), wake))
-
-    def upgrades_under_way(self) -> list[str]:
-        """Ids of the topologies that have an upgrade record, sorted; two round trips, however many there are."""
-        ids = self.state.find_children(paths.GRAY_UPGRADE) or []
-        stored = self.state.get_many([paths.gray_upgrade(each, "conf") for each in ids])
-        return [each for each, record in zip(ids, stored, strict=True) if record is not None]
 
     def errors_by_component(self, topology_id: str) -> dict[str, list[records.TaskError]]:
         """Component id -> its errors, the newest first."""
@@ -303,6 +310,8 @@ class StormClusterState:
         host: str = "",
         port: int = 0,
         time: int = 0,
+        count: int = 1,
+        group: str = "",
     ) -> None:
         """``/taskerrors/<id>/<component>/e<seq>``: keep the error and the newest ten of the component.
 
@@ -312,7 +321,7 @@ class StormClusterState:
         of = component or task_errors.component_of_task(self.state, topology_id, task)
         if of is None:
             raise InvalidRequest(f"topology {topology_id} has no task {task}: name the component of the error")
-        record = records.TaskError(task=task, host=host, port=port, time=time, error=error)
+        record = records.TaskError(task=task, host=host, port=port, time=time, error=error, count=count, group=group)
         task_errors.report_error(self.state, topology_id, of, record)
 
     def write_worker_node(
@@ -347,6 +356,29 @@ class StormClusterState:
         landed = transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1).commit()[-1]
         assert isinstance(landed, int)
         return landed
+
+    def change_state_home(
+        self, topology_id: str, changed: Callable[[records.StateHome], records.StateHome], *, assignment_version: int
+    ) -> records.StateHome:
+        """Write what ``changed`` makes of :meth:`read_state_home`, and return it; ``Conflict`` as :meth:`write_beats`."""
+        path = paths.state_home(topology_id)
+        while True:
+            found = self._record(records.StateHome, path)
+            before = records.StateHome(marker="") if found is None else found[0]
+            after = changed(before)
+            if after == before:
+                return before
+            transaction, data = self._assigned(topology_id, assignment_version), encode_record(after)
+            try:
+                (
+                    transaction.create(path, data) if found is None else transaction.set(path, data, found[1].version)
+                ).commit()
+            except Conflict as error:
+                # Another worker wrote it, unless the topology is gone.
+                if error.path != path or not self.state.exists(paths.topology(topology_id)):
+                    raise
+            else:
+                return after
 
     def _assigned(self, topology_id: str, version: int) -> Transaction:
         return self.state.transaction().check(paths.assignment(topology_id), version)

@@ -120,8 +120,20 @@ class StormOperations(StormClusterState):
         return _retry(path, attempt)
 
     def remove_storm_base(self, topology_id: str, *, epoch: int | None = None) -> None:
-        """``/topology/<id>``: the topology does not exist any more; no error when it did not."""
-        self._remove(paths.topology(topology_id), epoch)
+        """``/topology/<id>`` and what is below: the topology does not exist any more; no error when it did not."""
+        path = paths.topology(topology_id)
+
+        def attempt() -> None:
+            version = self.state.get_version(path)
+            if version is None:
+                self._check_epoch(epoch)
+                return
+            transaction = self._guarded(epoch)
+            for child in self.state.find_children(path) or ():
+                transaction.delete(f"{path}/{child}")
+            transaction.delete(path, version).commit()
+
+        _retry(path, attempt)
 
     def remove_storm(self, topology_id: str, *, epoch: int | None = None) -> None:
         """Remove the assignment (raising the assignments version), then tasks, heartbeats, errors, metrics, gray
@@ -160,16 +172,6 @@ class StormOperations(StormClusterState):
             else:
                 transaction.set(path, data, version)
             transaction.commit()
-
-        _retry(path, attempt)
-
-    def _remove(self, path: str, epoch: int | None) -> None:
-        def attempt() -> None:
-            version = self.state.get_version(path)
-            if version is None:
-                self._check_epoch(epoch)
-            else:
-                self._guarded(epoch).delete(path, version).commit()
 
         _retry(path, attempt)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Corrupt
+from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import TaskError, TaskTable, decode_record, encode_record
 from storm_dagster.zk.cluster_state import ClusterState
 
 _log = logging.getLogger(__name__)
 
 KEPT_ERRORS = 10
+_TRIES = 5
 _LONGEST_ERROR = 32 * 1024  # characters; a trace longer than that keeps its two ends
 
 
@@ -36,13 +37,41 @@ def component_of_task(state: ClusterState, topology_id: str, task: int) -> str |
 
 
 def report_error(state: ClusterState, topology_id: str, component: str, record: TaskError) -> None:
-    """Keep the error, and of the component's errors the newest ten. Messages over 32 Ki characters are shortened."""
+    """Keep the error, and of the component's errors the newest ten. Messages over 32 Ki characters are shortened.
+
+    One of a group that is kept is added to its count; without a text it is dropped if none is."""
     folder = paths.task_errors(topology_id, component)
     record = record.model_copy(update={"error": _shortened(record.error)})
-    state.create_sequential(f"{folder}/e", encode_record(record))
-    names = sorted(state.find_children(folder) or (), key=_sequence)
-    for name in names[:-KEPT_ERRORS]:
-        state.delete_node(f"{folder}/{name}")
+    for _ in range(_TRIES):
+        names = sorted(state.find_children(folder) or (), key=_sequence)
+        kept: list[tuple[int, str]] = []
+        same = None
+        for name, node in zip(names, state.get_many([f"{folder}/{name}" for name in names]), strict=True):
+            try:
+                known = decode_record(TaskError, node[0], name) if node is not None else None
+            except Corrupt:
+                known = None
+            kept.append((known.time if known is not None else 0, name))
+            if node is not None and known is not None and record.group and known.group == record.group:
+                same = (name, known, node[1].version)
+        if same is None:
+            break
+        name, known, version = same
+        text, count = record.error or known.error, known.count + record.count
+        try:
+            state.set_data(
+                f"{folder}/{name}", encode_record(record.model_copy(update={"error": text, "count": count})), version
+            )
+            return
+        except Conflict:
+            continue
+    else:
+        return
+    if record.error:
+        state.create_sequential(f"{folder}/e", encode_record(record))
+        kept.sort(key=lambda one: (one[0], _sequence(one[1])))
+        for _, name in kept[: max(0, len(kept) + 1 - KEPT_ERRORS)]:
+            state.delete_node(f"{folder}/{name}")
 
 
 def read_errors(state: ClusterState, topology_id: str) -> dict[str, list[TaskError]]:
@@ -68,4 +97,5 @@ def read_errors(state: ClusterState, topology_id: str) -> dict[str, list[TaskErr
             continue
         component = folder.replace("%2E", ".").replace("%2F", "/").replace("%25", "%")
         errors.setdefault(component, []).append(record)
-    return errors
+    # A record to which another error was added is older than its time; equal times stay in order.
+    return {component: sorted(found, key=lambda one: -one.time) for component, found in errors.items()}

@@ -166,6 +166,7 @@ def load_view(
         cluster_id=cluster_id,
         epoch=epoch[1].version if epoch is not None and epoch[0] else -1,
         assignments_version=parent[1].version if parent is not None else -1,
+        assignment_changes=parent[0] if parent is not None else b"",
         supervisors=supervisors,
         topologies=topologies,
         blacklist=frozenset(listed.hosts) if listed is not None else frozenset(),

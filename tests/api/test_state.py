@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,14 @@ from storm_dagster.api import (
     Window,
     WindowedBolt,
 )
+from storm_dagster.core.keyed_state import Contents
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import stable_hash
+from storm_dagster.model.records import StateHome
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
 from storm_dagster.worker.tasks import stateful
+from storm_dagster.worker.tasks.state_log import StateLog
+from storm_dagster.worker.tasks.state_storage import marker_path
 
 WORDS = [f"word{n}" for n in range(40)]
 
@@ -222,8 +228,9 @@ class Totals(StatefulBolt, WindowedBolt):
 def test_a_window_and_its_state_are_acked_together(tmp_path: Path) -> None:
     result, states = run(tmp_path, 1, ["a", "b", "c", "d"], Totals, grouping=Grouping.GLOBAL)
     assert states == [{"total": 3}] and result.values("count") == [[3]]
-    assert sorted(result.acked["words"]) == [0, 1, 2]
-    assert run(tmp_path, 1, ["d", "e", "f"], Totals, grouping=Grouping.GLOBAL)[1] == [{"total": 6}]
+    assert sorted(result.acked["words"]) == [0, 1, 2, 3]
+    result, states = run(tmp_path, 1, ["e", "f"], Totals, grouping=Grouping.GLOBAL)
+    assert states == [{"total": 6}] and result.values("count") == [[6]], "the fourth one was held"
 
 
 class Blocking(Count):
@@ -263,29 +270,191 @@ def test_async_state_and_ids_without_fields_grouping_are_refused(tmp_path: Path)
         (AsyncState, None, "async process"),
         (Once, Grouping.SHUFFLE, "not grouped by fields"),
     ):
-        with TopologyHarness(counting(1, bolt, grouping), {"words": []}, state_dir=tmp_path) as harness:
+        with TopologyHarness(counting(2, bolt, grouping), {"words": []}, state_dir=tmp_path) as harness:
             with pytest.raises(TimeoutError):
                 harness.run(timeout=0.3)
             assert isinstance(harness.errors[0][1], InvalidTopology) and words in str(harness.errors[0][1])
 
 
-def test_state_that_would_stay_behind_on_its_host_is_refused(tmp_path: Path) -> None:
-    with TopologyHarness(counting(1), {"words": []}, state_dir=tmp_path, simulated=True) as harness:
-        harness.shared.hosts = frozenset({"alpha", "beta"})
-        with pytest.raises(TimeoutError):
-            harness.run(timeout=0.3)
-        assert "workers run on alpha, beta" in str(harness.errors[0][1])
-        assert "topology.state.shared=true" in str(harness.errors[0][1])
-    shared = {"topology.state.shared": True}
-    with TopologyHarness(counting(1), {"words": [["a"]]}, state_dir=tmp_path, conf=shared) as harness:
-        harness.shared.hosts = frozenset({"alpha", "beta"})
-        assert harness.run().acked["words"] == [0]
+class Remembers(Bolt):
+    """Uses the store of its task, which nobody can know before."""
+
+    def process(self, tup: Tuple) -> None:
+        self.context.state.save({"last": tup.values[0]})
+
+
+class Pairs(WindowedBolt):
+    """Its state is only what its windows hold."""
+
+    window = Window.tumbling(count=100)
+    outputs = ["words"]
+
+    def process_window(self, window: TupleWindow) -> None:
+        self.emit([len(window)])
+
+
+@pytest.mark.parametrize("bolt", [Count, Blocking, Remembers, Pairs])
+def test_state_that_would_stay_behind_on_its_host_is_refused(bolt: type[Bolt], tmp_path: Path) -> None:
+    with TopologyHarness(counting(1, bolt), {"words": [["a"]]}, state_dir=tmp_path, simulated=True) as harness:
+        # Said to be shared, and seen that it is not: the file of the other host is not here.
+        storage = harness.shared.storage
+        storage.hosts, storage.home = frozenset({"alpha", "beta"}), StateHome(marker="m1")
+        harness.engine.conf = {**harness.engine.conf, "topology.state.shared": True}
+        with contextlib.suppress(TimeoutError):
+            assert harness.run(timeout=0.5).failed["words"] == [0]
+        text = str(harness.errors[0][1])
+        assert "task " in text and "(count)" in text and "alpha, beta" in text
+        assert "topology.state.dir" in text and "topology.state.local: true" in text
+        if bolt is Blocking:
+            return  # Its checkpoints wait for real time.
+        marker_path(tmp_path, "counting", "m1").parent.mkdir(exist_ok=True)
+        marker_path(tmp_path, "counting", "m1").touch()
+        harness.advance(3)
+        harness.give("words", ["b"])
+        harness.advance(1)
+        assert harness.tasks("words")[0].acked[-1] in (0, 1)
+
+
+def test_state_on_each_host_alone_is_possible_where_it_is_wanted(tmp_path: Path) -> None:
+    local = {"topology.state.local": True}
+    for bolt in (Count, Remembers):
+        topology = counting(1, bolt)
+        with TopologyHarness(topology, {"words": [["a"]]}, state_dir=tmp_path / bolt.__name__, conf=local) as harness:
+            harness.shared.storage.hosts = frozenset({"alpha", "beta"})
+            assert harness.run().acked["words"] == [0] and not harness.errors
+
+
+@pytest.mark.parametrize("bolt", [Count, Remembers, Pairs])
+def test_older_state_than_the_last_acknowledged_is_refused_or_taken_with_a_warning(
+    bolt: type[Bolt], tmp_path: Path
+) -> None:
+    """A task went to a storage and came back, after it was open elsewhere."""
+    topology, given = counting(1, bolt), {"words": [["a"]]}
+    with TopologyHarness(topology, given, state_dir=tmp_path) as harness:
+        harness.run()
+        task = str(next(one.task_id for one in harness.engine.runners.values() if one.component == "count"))
+    known = StateHome(marker="", openings={"count/0": (1, 7), task: (0, 7)})
+    with TopologyHarness(topology, given, state_dir=tmp_path, simulated=True) as harness:
+        harness.shared.storage.home = known
+        with contextlib.suppress(TimeoutError):
+            harness.run(timeout=0.5)
+        text = str(harness.errors[0][1])
+        assert f"task {task} (count)" in text and "opening 1" in text and "opening 7 is known" in text
+        assert "topology.state.dir" in text and "topology.state.local: true" in text
+    conf = {"topology.state.local": True}
+    for before in (7, 8):
+        with TopologyHarness(topology, given, state_dir=tmp_path, conf=conf) as harness:
+            harness.shared.storage.home = known
+            harness.shared.storage.report = harness.shared.report
+            assert harness.run().acked["words"] == [0]
+            # Now it is the newest: its number goes on from the one that was known.
+            assert bool(harness.errors) == (before == 7)
+            assert not harness.errors or "older state" in str(harness.errors[0][1])
+    with TopologyHarness(topology, given, state_dir=tmp_path) as harness:
+        harness.shared.storage.home = StateHome(marker="", openings={"count/0": (3, 1), task: (0, 99)})
+        with contextlib.suppress(TimeoutError):
+            harness.run(timeout=0.5)
+        assert "is known" in str(harness.errors[0][1]), "nor one of an older division"
+
+
+@pytest.mark.parametrize("bolt", [Count, Blocking])
+def test_a_tuple_of_another_task_is_passed_on(bolt: type[Bolt], tmp_path: Path) -> None:
+    """While a rebalance changes the number of tasks, senders and readers know different ones for a moment."""
+    with TopologyHarness(counting(3, bolt), {"words": []}, state_dir=tmp_path) as harness:
+        harness.run()
+        counts = [one for one in harness.engine.runners.values() if one.component == "count"]
+        for word in WORDS:
+            values = [word]
+            # Untracked, into the queue that a sender with one task would have taken.
+            counts[0].queue.append(Tuple(1, "words", "default", 1, values, None))
+        route = next(one for one in harness.engine.runners.values() if one.component == "words").routes["default"]
+        at = next(at for at, choose in enumerate(route.fans) if choose(["a"]).task in {one.task_id for one in counts})
+        links = {link.task: link for link in map(route.fans[at], ([word] for word in WORDS))}
+        assert len(links) == 3
+        route.fans[at] = lambda values: links[counts[1].task_id]
+        harness.give("words", *([word] for word in WORDS))
+        result = harness.run()
+        assert sorted(result.acked["words"]) == list(range(len(WORDS))) and not result.failed["words"]
+        assert not result.errors
+        together: Counter[str] = Counter()
+        for task in harness.tasks("count"):
+            together.update(dict(task.state.items()))
+        assert together == Counter(WORDS * 2)
+
+
+def test_a_tuple_of_another_task_enters_the_windows_of_that_task(tmp_path: Path) -> None:
+    with TopologyHarness(counting(3, Pairs), {"words": []}, state_dir=tmp_path) as harness:
+        harness.run()
+        counts = [one for one in harness.engine.runners.values() if one.component == "count"]
+        counts[0].queue += [Tuple(1, "words", "default", 1, [word], None) for word in WORDS]
+        assert not harness.run().errors
+        held: Counter[str] = Counter()
+        for index, runner in enumerate(counts):
+            assert runner.state is not None
+            contents = runner.state.log.contents
+            words = [entry.item[3][0] for entry in contents.entries()]
+            assert words and all(stable_hash(word) % 3 == index for word in words)
+            assert all(owner % 3 == index for owner, _ in contents.held.values()), "as another division needs it"
+            held.update(words)
+        assert held == Counter(WORDS)
+
+
+def test_windows_are_read_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    entries = Contents.entries
+
+    def seen(self: Contents) -> Any:
+        threads.append(threading.current_thread().name)
+        return entries(self)
+
+    monkeypatch.setattr(Contents, "entries", seen)
+    for start in (0, 60):
+        words = [[f"w{n}"] for n in range(start, start + 60)]
+        with TopologyHarness(counting(1, Pairs), {"words": words}, state_dir=tmp_path) as harness:
+            result = harness.run()
+            assert len(result.acked["words"]) == 60
+    assert result.values("count") == [[100]]
+    assert len(threads) == 2 and all(name.startswith("state-") for name in threads)
+
+
+def test_tuples_wait_for_state_that_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, 1, ["a"])
+    read, may_read = threading.Event(), threading.Event()
+    load = StateLog._load
+
+    def slow(self: StateLog, number: int, index: int) -> Contents:
+        read.set()
+        assert may_read.wait(30)
+        return load(self, number, index)
+
+    monkeypatch.setattr(StateLog, "_load", slow)
+    with TopologyHarness(counting(1), {"words": [["a"]]}, state_dir=tmp_path) as harness:
+        harness.engine.run(harness.shared.clock())
+        assert read.wait(30)
+        for _ in range(100):  # The loop goes on.
+            harness.engine.run(harness.shared.clock())
+        assert harness.tasks("count") == [None] and not harness.tasks("words")[0].acked
+        may_read.set()
+        harness.run()
+        assert dict(harness.tasks("count")[0].state.items()) == {"a": 2}
+    # Closed in the middle: the file that it has not written is not written later either.
+    may_read.clear()
+    read.clear()
+    harness = TopologyHarness(counting(1), {"words": []}, state_dir=tmp_path)
+    harness.engine.run(harness.shared.clock())
+    assert read.wait(30)
+    before = sorted(tmp_path.rglob("*.log"))
+    harness.close()
+    may_read.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("state-"):
+            thread.join(30)
+    assert sorted(tmp_path.rglob("*.log")) == before
 
 
 def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_path: Path) -> None:
     from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
     from storm_dagster.model.errors import Unavailable
-    from storm_dagster.worker.tasks.state_log import StateLog
 
     owns = [True]
     whole = Partitioning(1, True)
@@ -318,7 +487,6 @@ def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_p
 
 def test_long_logs_are_rewritten(tmp_path: Path) -> None:
     from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
-    from storm_dagster.worker.tasks.state_log import StateLog
 
     def opened() -> StateLog:
         return StateLog(tmp_path, Partitioning(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True)
@@ -329,6 +497,8 @@ def test_long_logs_are_rewritten(tmp_path: Path) -> None:
         log.contents.values["a"] = text
         log.append(Checkpoint(values=[("a", encode_value(text, "a"))]))
         log.compact()
+        if log._compaction is not None:
+            log._compaction.thread.join()
     (path,) = tmp_path.glob("*/*.log")
     assert path.stat().st_size < 2 << 20
     assert opened().contents.values == {"a": "59" * 50_000}

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.blobstore import BlobStore, LocalBlobStore
+from storm_dagster.blobstore import BlobMeta, BlobStore, LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.blobstore.store import put_by_hash
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
@@ -270,3 +271,45 @@ def test_age_of_a_key(tmp_path: Path) -> None:
     assert store.modified_secs("k") is None
     store.put("k", b"")
     assert abs((store.modified_secs("k") or 0) - time.time()) < 60
+
+
+def test_deleting_reads_no_other_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = LocalBlobStore(tmp_path), LocalBlobStore(tmp_path)
+    for number in range(50):
+        store.put(f"k{number}", b"%d" % (number // 2))
+    store.delete("k0")
+    read: list[Path] = []
+    original = LocalBlobStore._read_key
+
+    def counted(self: LocalBlobStore, path: Path) -> BlobMeta | None:
+        read.append(path)
+        return original(self, path)
+
+    monkeypatch.setattr(LocalBlobStore, "_read_key", counted)
+    for number in range(10, 40):
+        store.delete(f"k{number}")
+        store.put(f"k{number}", b"new")
+    assert len(read) <= 4 * 30, "a few of the key itself, none of the others"
+    # Another process that changes something is counted again.
+    assert other.put_existing("kept", sha(b"20")) is not None
+    store.delete("k40")
+    store.delete("k41")
+    assert store.read("kept") == b"20"
+    other.delete("kept")
+    assert not store.has_content(sha(b"20"))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.integers(0, 3), st.integers(0, 2)), max_size=30))
+def test_a_content_stays_exactly_as_long_as_a_key_names_it(steps: list[tuple[bool, int, int, int]]) -> None:
+    """Two processes on one folder put and delete in any order."""
+    with TemporaryDirectory() as folder:
+        stores = [LocalBlobStore(Path(folder)), LocalBlobStore(Path(folder))]
+        named: dict[str, bytes] = {}
+        for put, which, key, content in steps:
+            if put:
+                named[f"k{key}"] = b"%d" % content
+                stores[which].put(f"k{key}", named[f"k{key}"])
+            elif named.pop(f"k{key}", None) is not None:
+                stores[which].delete(f"k{key}")
+            held = {path.name for path in (Path(folder) / "objects").iterdir()}
+            assert held == {sha(content) for content in named.values()}

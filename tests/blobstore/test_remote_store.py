@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import threading
 import uuid
@@ -105,6 +106,50 @@ def test_contents_are_shared_and_go_once_no_key_has_them(open_store: Callable[[]
     assert store.clean_abandoned(3600) == 0 and store.has_content(meta.sha256), "too young to go"
     assert store.clean_abandoned(-10) == 1 and not store.has_content(meta.sha256)
     assert store.read("kept") == b"other" and store.has_content(kept.sha256)
+
+
+class Interrupted(FsspecBlobStore):
+    """A store whose cleaner is interrupted after it has read the keys."""
+
+    then: Callable[[], object] | None = None
+
+    def keys(self, prefix: str = "") -> list[str]:
+        found = super().keys(prefix)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return found
+
+
+def test_a_content_that_is_named_while_it_is_cleaned_stays(tmp_path: Path) -> None:
+    url = (tmp_path / "shared").as_uri()
+    cleaner, other = Interrupted(url), FsspecBlobStore(url)
+    meta = other.put("a", b"same")
+    other.delete("a")
+
+    def age(*parts: str) -> None:
+        for part in parts:
+            os.utime(tmp_path / "shared" / part / meta.sha256, (1, 1))
+
+    # Named again between the cleaner's reading of the keys and its removal.
+    age("objects")
+    cleaner.then = lambda: other.put_existing("b", meta.sha256)
+    assert cleaner.clean_abandoned() == 0 and other.read("b") == b"same"
+    age("condemned")
+    assert cleaner.clean_abandoned() == 0 and other.read("b") == b"same"
+    # A condemned content is written again by who wants to name it, and is young then.
+    other.delete("b")
+    assert cleaner.clean_abandoned() == 0
+    age("condemned")
+    assert other.put_existing("c", meta.sha256) is None
+    cleaner.then = lambda: other.put("c", b"same")
+    assert cleaner.clean_abandoned() == 0 and other.read("c") == b"same"
+    other.delete("c")
+    age("objects")
+    assert cleaner.clean_abandoned() == 0, "condemned first"
+    age("condemned")
+    assert cleaner.clean_abandoned() == 1 and not other.has_content(meta.sha256)
+    assert not list((tmp_path / "shared" / "condemned").iterdir())
 
 
 def test_foreign_bytes_are_never_handed_out(open_store: Callable[[], FsspecBlobStore]) -> None:

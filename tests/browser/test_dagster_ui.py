@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytes
 
 ROOT = Path(__file__).parents[2]
 NAME = "wordcount"
-SUBMISSION = """\
+SUBMISSION = f"""\
 ops:
   storm__topology_conf:
     config:
-      target: ../topologies/wordcount.py
+      target: {ROOT}/examples/wordcount.py
       conf:
         topology.workers: 4
         wordcount.lines.per.second: 200
@@ -138,7 +138,7 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster
 @pytest.mark.browser
 def test_a_kill_is_launched_from_its_form(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("kill_topology")
-    ui.write_config("resources", KILL)
+    ui.write_config("ops", KILL)
     ui.launch()
     ui.wait_success(steps=1)
     eventually(lambda: cluster.topologies() == [], 60, "the topology gone", interval=0.5)

@@ -81,10 +81,12 @@ def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -
 def test_every_command_that_a_module_has_is_a_verb() -> None:
     from storm_dagster.cli.app import VERBS
 
-    modules = {module for module, _ in VERBS.values()}
-    commands = {
-        (name, module) for module in modules for name in importlib.import_module(f"storm_dagster.cli.{module}").COMMANDS
-    }
+    commands: set[tuple[str | None, str]] = set()
+    for name in {module for module, _ in VERBS.values()}:
+        module = importlib.import_module(f"storm_dagster.cli.{name}")
+        found = [each for each in vars(module).values() if isinstance(each, click.Command)]
+        inner = [each for group in found if isinstance(group, click.Group) for each in group.commands.values()]
+        commands |= {(each.name, name) for each in found if each not in inner}
     assert commands == {(name, module) for name, (module, _) in VERBS.items()}
 
 

@@ -97,7 +97,7 @@ def test_descendants_go_too_whatever_session_they_took(tmp_path: Path, start: St
     assert family(tmp_path, records, ["m-1"]) == []
 
 
-def test_strangers_are_left_alone(tmp_path: Path, start: Start) -> None:
+def test_other_processes_are_left_alone(tmp_path: Path, start: Start) -> None:
     other = start(SLEEP)
     reused = RunFile.write(tmp_path, "nimbus", "n1", pid=other.pid)
     record = reused.model_copy(update={"start_ticks": reused.start_ticks - 1})

@@ -126,10 +126,10 @@ def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
         assert SECRET not in str(cluster.cli(*verb)) and PASSWORD not in str(cluster.cli(*verb))
 
 
-def test_strangers_on_the_same_machine_are_refused(cluster: LocalCluster) -> None:
+def test_other_users_of_the_same_machine_are_refused(cluster: LocalCluster) -> None:
     """Another user of the machine reaches loopback too, and knows neither secret nor token."""
     assert httpx.get(f"{cluster.endpoints.nimbuses[0].http}/v1/topologies", trust_env=False).status_code == 401
-    zookeeper = cluster.conf.with_values({"storm.zookeeper.auth.payload": None}, "stranger")
+    zookeeper = cluster.conf.with_values({"storm.zookeeper.auth.payload": None}, "outsider")
     with pytest.raises(InvalidRequest, match="credentials"):
         StormClusterState.open(zookeeper)
     program = (

@@ -245,12 +245,12 @@ def test_only_the_first_minute_of_the_new_code_fails_an_upgrade() -> None:
 
 def test_what_an_upgrade_comes_to() -> None:
     def comes_to(found: UpgradeState, now: int = 10, placed: Assignment | None = None) -> UpgradeEvent | None:
-        return due(snapshot(found, placed), now_secs=now)
+        return due(snapshot(found, placed), age_secs=now)
 
     assert comes_to(state("a:6901", upgrading=("a:6902",))) is None
     done = comes_to(state(*ALL))
     assert done is not None and done.action == "complete"
-    late = comes_to(state("a:6901"), now=1000)
+    late = comes_to(state("a:6901"), now=86_400)
     assert late is not None and late.action == "expire" and "1 of 4" in late.reason
     broken = state("a:6901")
     broken = UpgradeState(broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.liveness.memory import (
@@ -18,11 +21,13 @@ from storm_dagster.core.liveness.memory import (
 )
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, HealingStepResult, healing_step
 from storm_dagster.core.transitions import DueMemory
+from storm_dagster.defs.healing.memory import HealingMemory
 from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.records import Assignment, StormBase, SupervisorInfo, WorkerNode, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
 SETTINGS = HealingSettings(LivenessLimits(), "b", longest_gap_secs=20)
+UNHURRIED = replace(SETTINGS, limits=LivenessLimits(window_secs=8), longest_gap_secs=float("inf"))
 NODES = ("s1", "s2", "s3", "s4")
 
 
@@ -196,3 +201,103 @@ def test_a_memory_that_lacks_a_part_is_empty(part: str) -> None:
     document = {key: value for key, value in json.loads(STORED).items() if key != part}
     assert decode_memory(LivenessMemory, json.dumps(document)) == LivenessMemory()
     assert decode_memory(LivenessMemory, json.dumps({**document, part: "?"})) == LivenessMemory()
+
+
+TEN = tuple(f"s{number}" for number in range(10))
+
+
+def wide(placed: dict[int, str], up: Collection[str], version: int) -> ClusterView:
+    """Ten supervisors with four workers each; ``placed``: task -> supervisor, each task a worker of its own."""
+    slots = tuple(
+        WorkerSlot(node=node, host=f"h{node}", port=task, tasks=str(task)) for task, node in sorted(placed.items())
+    )
+    view = cluster()
+    topology = view.topologies["t-1-1"]
+    assert topology.assignment is not None
+    live = {
+        slot.slot: WorkerNode(pid=1, token="x", version=version, tasks=slot.tasks, started_ms=0, status="running")
+        for slot in slots
+        if slot.node in up
+    }
+    changed = replace(
+        topology,
+        assignment=topology.assignment.model_copy(update={"workers": slots}),
+        assignment_at=Versioned(version, 10 + version),
+        live_workers=live,
+    )
+    supervisors = {node: SupervisorInfo(host=node, ports=(1,), started=0, count=1, version="t") for node in up}
+    return replace(view, topologies={"t-1-1": changed}, supervisors=supervisors)
+
+
+@given(st.lists(st.floats(0, 7.9), min_size=4, max_size=9), st.booleans())
+def test_a_fault_that_comes_in_parts_moves_no_more_than_the_guard_allows(times: list[float], heals: bool) -> None:
+    healer = Healer(settings=UNHURRIED)
+    placed = {task: TEN[task % 10] for task in range(1, 41)}
+    healer.at(0, wide(placed, TEN, 0))
+    up, moved, version = list(TEN), set[int](), 0
+    for at, node in sorted(zip(times, TEN, strict=False)):
+        up.remove(node)
+        tasks = {
+            task for attempt in healer.at(100 + at, wide(placed, up, version)).attempts for task in attempt.cause.tasks
+        }
+        moved |= tasks
+        if heals and tasks:
+            version += 1
+            placed |= dict.fromkeys(tasks, "s9")
+    assert len(moved) <= 12, "three hosts are 30 percent, the fourth is one too many"
+    assert healer.state.alarm
+    # Nobody heals while the pause lasts, and all of it is healed when it ends.
+    assert healer.at(150, wide(placed, up, version)).attempts == []
+    late = healer.at(300, wide(placed, up, version)).attempts
+    assert {task for attempt in late for task in attempt.cause.tasks} == {t for t in placed if placed[t] not in up}
+
+
+@pytest.mark.parametrize(("late", "healed_after"), [(0, 30.1), (1, 30.1), (8, 30.1), (8.1, 0)])
+def test_after_an_outage_a_host_that_reconnects_late_gets_its_time(late: float, healed_after: float) -> None:
+    healer = Healer(settings=UNHURRIED)
+    healer.at(100, cluster())
+    healer.state = msgspec.structs.replace(healer.state, polled_at=HealingState().polled_at)
+    healer.at(110, cluster(*(["s2"] if late == 0 else [])))
+    if healed_after:
+        assert healer.keys(110 + late, cluster("s2")) == []
+        assert healer.keys(110 + late + 29.9, cluster("s2")) == []
+    assert len(healer.keys(110 + late + healed_after, cluster("s2"))) == 1
+    assert healer.keys(150, cluster()) == []
+    assert len(healer.keys(151, cluster("s2"))) == 1, "later losses are healed at once"
+
+
+def test_an_arriving_supervisor_ends_the_back_off() -> None:
+    healer = Healer()
+    healer.at(0, cluster())
+    for now in (1, 2, 4, 8, 16):
+        assert len(healer.keys(now, cluster("s2", "s3"))) == 2
+    assert healer.keys(17, cluster("s2", "s3")) == []
+    # s3 is back, its worker is not yet: s2's tasks may fit there.
+    assert healer.keys(18, cluster("s2", gone=("s3",))) == ["t-1-1:3:lost_host@s2-1:2"]
+    assert healer.keys(19, cluster("s2", gone=("s3",))) == []
+
+
+def test_the_record_of_the_sensor_tells_an_arrival_from_a_supervisor_that_was_there() -> None:
+    healer = Healer(state=HealingMemory())
+    healer.at(0, cluster())
+    assert b'"supervisors":{}' in healer.state.to_record()  # type: ignore[attr-defined]
+    for now in (1, 2, 4, 8, 16):
+        healer.at(now, cluster("s2", "s3"))
+    stored = decode_memory(HealingMemory, healer.state.to_record())  # type: ignore[attr-defined]
+    healer.state = msgspec.structs.replace(stored, polled_at=16.0)
+    assert healer.keys(17, cluster("s2", "s3")) == []
+    assert len(healer.keys(18, cluster("s2", gone=("s3",)))) == 1
+
+
+def test_a_cause_is_left_to_another_healer_for_a_while() -> None:
+    patient = replace(SETTINGS, patience_secs=60, longest_gap_secs=float("inf"))
+    healer = Healer(settings=patient)
+    healer.at(0, cluster())
+    assert healer.keys(10, cluster("s2")) == []
+    assert healer.at(11, cluster("s2")).next_check == 70
+    assert healer.keys(69, cluster("s2", "s3", gone=())) == []
+    assert healer.keys(70, cluster("s2")) == ["t-1-1:3:lost_host@s2-1:1"]
+    # The other one is gone: nothing is left to it.
+    healer.at(80, cluster("s2", "s4"))
+    healer.settings = SETTINGS
+    assert "t-1-1:3:lost_host@s4-1:1" in healer.keys(81, cluster("s2", "s4"))

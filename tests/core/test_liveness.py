@@ -248,7 +248,7 @@ def test_a_cluster_that_was_started_between_two_looks_gets_a_launch_window_too()
     assert ("lost_host", "s2") in other.kinds(15, cluster(TWO, gone={("s2", 1)}, lost={"s2"}, count=51))
 
 
-@pytest.mark.parametrize("status", ["KILLED", "REBALANCING"])
+@pytest.mark.parametrize("status", ["KILLED"])
 def test_statuses_that_are_not_healed(status: str) -> None:
     clock = Clock()
     clock.at(0, cluster(TWO, status=status))
@@ -401,6 +401,6 @@ class TestReassignment:
                 PlacedWorker(node="s1", host="hs1", port=2, tasks=(2, 4, 6)),
             ),
         )
-        new = assignment_of(placement, topology_id="t-1-1", previous=old, now_secs=9, now_ms=9000, restarted=[3])
+        new = assignment_of(placement, topology_id="t-1-1", previous=old, now_secs=9, restarted=[3])
         assert new.start_secs() == {1: 0, 3: 9, 5: 0, 7: 9, 2: 9, 4: 9, 6: 9}
         assert new.node_host == {"s1": "hs1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from storm_dagster.core.submission.conf import normalize_conf, total_conf
 from storm_dagster.core.submission.parallelism import normalize_topology, wanted_executors
 from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.core.submission.tasks import executors_of, fixed_task_components, number_tasks, partition, rescale
-from storm_dagster.core.submission.validation import validate_topology
+from storm_dagster.core.submission.validation import normalize_submission, validate_topology
 from storm_dagster.model.conf import default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.ranges import encode_ranges
@@ -82,6 +83,33 @@ class TestConf:
 
 
 class TestParallelism:
+    def test_a_component_with_no_tasks_does_not_run(self) -> None:
+        bolts = {"b": component(2, reads("s"), conf={"topology.tasks": 0}), "c": component(1, reads("b"))}
+        _, normal = normalize_submission(default_conf(), {}, topology(bolts=bolts))
+        assert normalize_topology(total_conf(default_conf(), {}), normal) == normal
+        whole = with_system_components(normal, total_conf(default_conf(), {}))
+        assert "b" not in wanted_executors(whole) and wanted_executors(whole)["c"] == 1
+        assert set(number_tasks(whole, default_conf()).components) == {"s", "c", "__acker", "__topology_master"}
+
+    @pytest.mark.parametrize(
+        ("limits", "conf", "says"),
+        [
+            ({"nimbus.executors.perTopology": 4}, {}, None),
+            ({"nimbus.executors.perTopology": 3}, {}, "asks for 4 executors, nimbus.executors.perTopology allows 3"),
+            ({"nimbus.slots.perTopology": 2}, {"topology.workers": 2}, None),
+            ({"nimbus.slots.perTopology": 2}, {"topology.workers": 3}, "asks for 3 slots, nimbus.slots.perTopology"),
+            ({"nimbus.slots.perTopology": 2}, {"topology.workers": 3, "nimbus.slots.perTopology": 9}, "allows 2"),
+        ],
+    )
+    def test_the_limits_of_the_cluster_name_the_number_that_exceeds_them(
+        self, limits: dict[str, Any], conf: dict[str, Any], says: str | None
+    ) -> None:
+        """A submission cannot raise them for itself; as in Storm, components of the system do not count."""
+        spec = topology(bolts={"b": component(3, reads("s"))})
+        refused = nullcontext() if says is None else pytest.raises(InvalidTopology, match=says)
+        with refused:
+            normalize_submission({**default_conf(), **limits}, conf, spec)
+
     @pytest.mark.parametrize(
         ("hint", "own", "conf", "executors", "tasks"),
         [

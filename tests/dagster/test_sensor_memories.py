@@ -15,11 +15,11 @@ from storm_dagster.defs.lifecycle.sensor import LifecycleMemory
 from storm_dagster.model.memory_codec import decode_memory
 
 HEALING = (
-    b'{"alarm":"4 of 9 workers vanished","attempts":{"wc-1-1:3:dead_worker@s1-6700":[2,104.0]},'
-    b'"liveness":{"boot_id":"b","cold":true,"frozen_since":97.0,"since":90.5,"supervisors":{},'
+    b'{"alarm":"4 of 9 workers vanished","asked":{"wc-1-1:3:dead_worker@s1-6700":[104.0,"0123456789ab"]},"attempts":{"wc-1-1:3:dead_worker@s1-6700":[2,104.0]},'
+    b'"liveness":{"boot_id":"b","cold":true,"frozen_since":97.0,"since":90.5,"supervisors":{"s1":[-2,0.0]},'
     b'"topologies":{"wc-1-1":{"assignment":[3,91.0],"beats":[-2,0.0],'
     b'"missing":{"s1:6700":[95.25,true,1700000000]},"starting":{"s2:6700":[96.0,"0123abcd"]}}}},'
-    b'"recovering":{"wc-1-1":[3,95.25],"x-2-1":[1,null]},"used":{"wc-1-1:3:dead_worker@s1-6700":2},'
+    b'"observed":{"wc-1-1":[2,99.0]},"recovering":{"wc-1-1":[3,95.25],"x-2-1":[1,null]},"used":{"wc-1-1:3:dead_worker@s1-6700":2},'
     b'"workers":{"wc-1-1":{"s2:6700":"0123abcd"}}}'
 )
 LIFECYCLE = b'{"alive": ["wc"], "due": {"boot_id": "b", "seen": {"wc-1-1": [12, 34.5]}}}'
@@ -48,6 +48,8 @@ def test_the_healing_record_keeps_its_form() -> None:
         used={"wc-1-1:3:dead_worker@s1-6700": 2},
         workers={"wc-1-1": {"s2:6700": "0123abcd"}},
         recovering={"wc-1-1": (3, 95.25), "x-2-1": (1, None)},
+        asked={"wc-1-1:3:dead_worker@s1-6700": (104.0, "0123456789ab")},
+        observed={"wc-1-1": (2, 99.0)},
     )
     assert memory.to_record() == HEALING
     assert decode_memory(HealingMemory, HEALING).to_record() == HEALING

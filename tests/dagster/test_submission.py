@@ -86,13 +86,13 @@ def test_an_unregistered_name_materializes_nothing(world: DagsterWorld) -> None:
     result = world.run(
         "submit_topology",
         config={"ops": {"storm__topology_conf": {"config": {"handle": handle}}}},
-        tags={"dagster/partition": "stranger"},
+        tags={"dagster/partition": "outsider"},
     )
     assert not result.success
     assert failure(result)[0] == "InvalidRequest"
     assert "not a registered partition" in failure(result)[1]
     assert result.get_asset_materialization_events() == []
-    assert world.topology("stranger") is None
+    assert world.topology("outsider") is None
 
 
 def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world: DagsterWorld) -> None:

@@ -193,7 +193,7 @@ def test_another_dagster_starts_runs_the_stock_way_and_says_so_once(
         finally:
             dagster_internals.cache_clear()
             (run_dir(place.home) / SOCKET).unlink()
-    assert len([record for record in caplog.records if "2.0.0" in record.message]) == 1
+    assert len([record for record in caplog.records if "2.0.0" in record.getMessage()]) == 1
 
 
 @pytest.mark.long

@@ -54,7 +54,7 @@ GUARDED: dict[str, dict[str, str]] = {
     "nimbus/blobs/registry.py": {
         "BlobRegistry.register_written.transaction": EPOCH,
         "BlobRegistry.forget.transaction": EPOCH,
-        "BlobRegistry.register_held.set_ephemeral_node": SESSION,
+        "BlobRegistry.register_held.transaction": SESSION,
         "BlobRegistry.register_held.delete_node": SESSION,
         "BlobRegistry.unregister.delete_node": SESSION,
     },
@@ -77,7 +77,7 @@ GUARDED: dict[str, dict[str, str]] = {
     "zk/leadership.py": {
         "LeadershipSession._take.mkdirs": EMPTY,
         "LeadershipSession._take.transaction": SESSION,
-        "LeadershipSession.resign.transaction": SESSION,
+        "LeadershipSession.resign.transaction": EPOCH,
         "LeadershipSession.register_follower.set_ephemeral_node": SESSION,
         "LeadershipSession.unregister_follower.delete_node": SESSION,
     },
@@ -101,7 +101,11 @@ GUARDED: dict[str, dict[str, str]] = {
         "StormOperations._change_beats.attempt.set_data": COMPAT,
         "StormOperations.teardown_topology_errors.delete_node": COMPAT,
     },
-    "zk/task_errors.py": {"report_error.create_sequential": APPEND, "report_error.delete_node": APPEND},
+    "zk/task_errors.py": {
+        "report_error.create_sequential": APPEND,
+        "report_error.delete_node": APPEND,
+        "report_error.set_data": OWN_VERSION,
+    },
     "zk/transaction.py": {
         "Transaction._request.TransactionRequest": LAYER,
         "Transaction._request.set_data": LAYER,

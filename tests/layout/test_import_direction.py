@@ -23,7 +23,8 @@ EDGES: dict[str, set[str]] = {
     "http": {"model", "core"},
     # Dagster's webserver and daemon load it: it knows nothing of clusters.
     "launcher": {"model"},
-    "spark": {"model"},
+    "web": {"model", "http"},
+    "spark": {"model", "core"},
     "packaging": {"model", "api"},
     "client": {"model", "packaging"},
     "operations": {"model", "core", "zk", "blobstore", "spark", "packaging"},
@@ -34,13 +35,14 @@ EDGES: dict[str, set[str]] = {
     "testing": {"model", "core", "client", "api", "worker"},
     "cli": {
         *("model", "core", "zk", "blobstore", "spark", "operations", "client", "packaging"),
-        *("nimbus", "supervisor", "launcher"),
+        *("nimbus", "supervisor", "launcher", "web"),
     },
 }
 # Third-party packages and the only packages of ours that may import them.
 CONFINED: dict[str, set[str]] = {
     "kazoo": {"zk"},
-    "dagster": {"defs", "launcher"},
+    "dagster": {"defs", "launcher", "web"},
+    "dagster_webserver": {"web"},
     "dagster_pyspark": {"defs"},
     "pyspark": {"spark", "api", "defs", "cli"},
     "zmq": {"worker", "operations"},

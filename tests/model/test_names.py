@@ -20,13 +20,32 @@ from storm_dagster.model.names import (
 )
 
 
-@pytest.mark.parametrize("name", ["word_count-1.2", "1a", "-", "a" * 200, "A.b"])
+@pytest.mark.parametrize(
+    "name", ["word_count-1.2", "1a", "-", "a" * 200, "A.b", "sales-2026-11", "sales-2026-20261122"]
+)
 def test_names_that_topologies_may_have(name: str) -> None:
     assert check_topology_name(name) == name
 
 
 @pytest.mark.parametrize(
-    "name", ["", "null", "NULL", "123", "a b", "a/b", "中文", "a" * 300, "..", ".", "a\n", None, 7, "a\x00"]
+    "name",
+    [
+        "",
+        "null",
+        "NULL",
+        "123",
+        "a b",
+        "a/b",
+        "中文",
+        "a" * 300,
+        "..",
+        ".",
+        "a\n",
+        None,
+        7,
+        "a\x00",
+        "billing-1-1700000000",
+    ],
 )
 def test_names_that_they_may_not_have(name: object) -> None:
     with pytest.raises(InvalidTopology):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from storm_rigs.dagster_server import DAGSTER_YAML, DagsterServer, serve_dagster
 from storm_rigs.nimbuses import Nimbuses
+
+MakeNimbuses = Callable[[dict[str, object]], Nimbuses]
 
 
 @pytest.fixture(scope="session")
@@ -28,37 +31,34 @@ def stock_dagster(tmp_path: Path) -> Iterator[tuple[Path, DagsterServer]]:
         yield home, server
 
 
-@pytest.fixture
-def make_nimbuses(tmp_path: Path) -> Iterator[Callable[[dict[str, object]], Nimbuses]]:
+@contextlib.contextmanager
+def nimbuses_in(home: Callable[[], Path]) -> Iterator[MakeNimbuses]:
+    """What makes nimbuses, with their files below ``home()``, and stops them all in the end."""
     made: list[Nimbuses] = []
 
     def make(zk_conf: dict[str, object]) -> Nimbuses:
-        made.append(Nimbuses(zk_conf, tmp_path / "home"))
+        made.append(Nimbuses(zk_conf, home()))
         return made[-1]
 
     yield make
     for nimbuses in made:
         for nimbus in reversed(nimbuses.running):
             nimbus.stop()
+
+
+@pytest.fixture
+def make_nimbuses(tmp_path: Path) -> Iterator[MakeNimbuses]:
+    with nimbuses_in(lambda: tmp_path / "home") as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
-def make_lasting_nimbuses(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[dict[str, object]], Nimbuses]]:
+def make_lasting_nimbuses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeNimbuses]:
     """As ``make_nimbuses``, for all tests of a module."""
-    made: list[Nimbuses] = []
-
-    def make(zk_conf: dict[str, object]) -> Nimbuses:
-        made.append(Nimbuses(zk_conf, tmp_path_factory.mktemp("nimbuses") / "home"))
-        return made[-1]
-
-    yield make
-    for nimbuses in made:
-        for nimbus in reversed(nimbuses.running):
-            nimbus.stop()
+    with nimbuses_in(lambda: tmp_path_factory.mktemp("nimbuses") / "home") as make:
+        yield make
 
 
 @pytest.fixture
-def nimbuses(make_nimbuses: Callable[..., Nimbuses], zk_conf: dict[str, object]) -> Nimbuses:
+def nimbuses(make_nimbuses: MakeNimbuses, zk_conf: dict[str, object]) -> Nimbuses:
     return make_nimbuses(zk_conf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
@@ -22,6 +22,7 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -58,7 +59,7 @@ class Broken:
 
 
 @pytest.fixture
-def listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of listeners, new for each test."""
     name = f"listeners_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(LISTENERS)
@@ -78,11 +79,11 @@ def operations(zk_conf: dict[str, object], tmp_path: Path, listener: str | None)
 def add(ctx: OperationsContext, name: str) -> str:
     base = StormBase(name=name, launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t")
     ctx.cluster.state.create_node(paths.topology(f"{name}-1-100"), encode_record(base))
-    return f"{name}-1-100"
+    return name
 
 
 def test_the_listener_is_notified_of_every_action_in_order(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Good"
     nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
@@ -111,8 +112,26 @@ def test_the_listener_is_notified_of_every_action_in_order(
     ctx.cluster.disconnect()
 
 
+def test_a_submission_is_announced_and_then_its_activation(
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
+) -> None:
+    name = f"{listeners.__name__}:Good"
+    nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
+    ctx = operations(zk_conf, tmp_path, name)
+    world = World(ctx.cluster, LocalBlobStore(tmp_path / "other"), {**zk_conf, NOTIFIER_KEY: name})
+    world.supervisor("s1")
+    world.submit("wc-1")
+    world.submit("quiet", inactive=True)
+    lifecycle.update(world.context(), "wc-1", token="next", handle=world.upload("next"))
+    lifecycle.kill(ctx, "wc-1", 3600)
+    told = [("wc-1", "submitTopology"), ("wc-1", "activate"), ("quiet", "submitTopology")]
+    told += [("wc-1", "updateTopology"), ("wc-1", "activate"), ("wc-1", "killTopology")]
+    eventually(lambda: listeners.received[1:] == told, what="every action", timeout=60)
+    ctx.cluster.disconnect()
+
+
 def test_a_listener_that_fails_is_notified_of_the_next_action(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Failing"
     nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
@@ -129,7 +148,7 @@ def test_a_listener_that_fails_is_notified_of_the_next_action(
 
 
 def test_a_listener_that_hangs_holds_up_nobody(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Stuck"
     nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
@@ -148,7 +167,7 @@ def test_a_listener_that_hangs_holds_up_nobody(
 
 
 def test_the_next_leader_notifies_of_the_rest(
-    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: ModuleType
 ) -> None:
     name = f"{listeners.__name__}:Good"
     first = nimbuses.start().await_leading()
@@ -180,7 +199,7 @@ def test_without_a_listener_nothing_is_written(nimbuses: Nimbuses, zk_conf: dict
         (":received", "TypeError"),
     ],
 )
-def test_a_wrong_name_says_what_is_wrong(listeners: Any, suffix: str, says: str) -> None:
+def test_a_wrong_name_says_what_is_wrong(listeners: ModuleType, suffix: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         load_listener(f"{listeners.__name__}{suffix}")
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.security import HIDDEN, public_conf
+from storm_dagster.model.masking import HIDDEN, public_conf
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_rigs.dagster_server import DagsterServer
@@ -63,7 +63,7 @@ class Gate:
             def do_GET(self) -> None:
                 self._answer("GET")
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: object) -> None:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -84,7 +84,7 @@ def gate(dagster_server: DagsterServer) -> Iterator[Gate]:
     gate.close()
 
 
-def conf(**values: object) -> Any:
+def conf(**values: object) -> ClusterConf:
     return load_cluster_conf(None, {f"dagster.graphql.{key}": value for key, value in values.items()})
 
 

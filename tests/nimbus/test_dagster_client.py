@@ -133,14 +133,16 @@ def test_what_dagster_refuses_is_typed(client: DagsterClient) -> None:
 def test_a_wrong_location_names_the_key_and_the_locations(dagster_server: DagsterServer) -> None:
     access = DagsterAccess(dagster_server.url)
     transport = DagsterTransport(lambda: access, timeout=20)
-    for wrong, words in (
-        ({"location": "strom"}, r"dagster\.location is 'strom'.*it has: 'storm'.*set dagster\.location"),
+    for client, words in (
         (
-            {"repository": "mine"},
+            DagsterClient(transport, location="strom"),
+            r"dagster\.location is 'strom'.*it has: 'storm'.*set dagster\.location",
+        ),
+        (
+            DagsterClient(transport, repository="mine"),
             r"dagster\.repository is 'mine'.* has __repository__: set dagster\.repository",
         ),
     ):
-        client = DagsterClient(transport, **wrong)
         with pytest.raises(Misconfigured, match=words):
             client.add_partition("x")
         with pytest.raises(Misconfigured, match=words):
@@ -236,7 +238,7 @@ def test_a_run_whose_process_was_killed_is_asked_for_again() -> None:
     ],
     ids=["postgres", "sqlite", "another error", "no error"],
 )
-def test_a_lost_storage_is_known_by_the_words_of_its_database(answer: Any, words: str | None) -> None:
+def test_a_lost_storage_is_known_by_the_words_of_its_database(answer: object, words: str | None) -> None:
     assert storage_problem(answer) == words
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.http import announced
+from storm_dagster.http.announced import AnnouncedName
+from storm_dagster.http.server import HttpService
 from storm_dagster.model import paths
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.nimbus import daemon
 from storm_dagster.nimbus.blobs import sync as blob_sync
+from storm_dagster.nimbus.leadership import election
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.session import ZkSession
+from storm_dagster.zk.watches import Wake
 from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 pytestmark = pytest.mark.zookeeper
@@ -74,15 +80,15 @@ def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
 ) -> None:
     genuine = LeadershipSession.try_lead
     failures = [RuntimeError("surprise"), StormDagsterError("the record is strange")]
-    seen: list[Any] = []
+    seen: list[bytes | None] = []
 
-    def failing(self: LeadershipSession, *arguments: Any) -> int | None:
+    def failing(self: LeadershipSession, leader: str, http: str, wake: Wake | None = None) -> int | None:
         if failures:
             # The node was taken before the attempt failed: it must be given back.
-            genuine(self, *arguments)
+            genuine(self, leader, http, wake)
             raise failures.pop(0)
         seen.append(observer.get_data(paths.NIMBUS_MASTER))
-        return genuine(self, *arguments)
+        return genuine(self, leader, http, wake)
 
     observer = state()
     monkeypatch.setattr(LeadershipSession, "try_lead", failing)
@@ -95,6 +101,39 @@ def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
     assert nimbus.code == 0, "a failed attempt does not end the process"
 
 
+def test_a_leader_that_nobody_can_reach_resigns(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port accepts connections, and nobody answers there. Alone it stays: it still heals."""
+    observer = state()
+    monkeypatch.setattr(election, "CHECK_SECS", 0.2)
+    monkeypatch.setattr(election, "_ANSWER_SECS", 0.5)
+    with monkeypatch.context() as deaf:
+        deaf.setattr(daemon.HttpService, "start", lambda service: None)
+        first = nimbuses.start("n1")
+        former = eventually(lambda: observer.get_data(paths.NIMBUS_MASTER), 60, "the deaf leader")
+    second = nimbuses.start("n2").await_leading()
+    assert second.health()["address"].encode() == observer.get_data(paths.NIMBUS_MASTER) != former
+    monkeypatch.setattr(HttpService, "stop", lambda service: service._listener.close())
+    first.stop()
+
+
+def test_a_daemon_whose_name_moves_to_another_address_ends(
+    nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    for name in ("127.0.0.1", "localhost", "no-such-name.invalid"):
+        AnnouncedName(name, listener).check()
+    with pytest.raises(Unavailable, match=r"is now 127\.0\.0\.2, and this daemon listens on 127\.0\.0\.1"):
+        AnnouncedName("127.0.0.2", listener).check()
+    listener.close()
+    monkeypatch.setattr(announced, "_CHECK_SECS", 0.2)
+    monkeypatch.setattr(daemon, "AnnouncedName", lambda host, listener: AnnouncedName("127.0.0.2", listener))
+    nimbus = nimbuses.start()
+    eventually(lambda: nimbus.code is not None, 60, "the end of the nimbus")
+    assert nimbus.code == Unavailable.exit_code and "start it again" in caplog.text
+
+
 def test_blobs_are_synchronized_one_at_a_time(nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[int] = []
     most: list[int] = []
@@ -102,7 +141,7 @@ def test_blobs_are_synchronized_one_at_a_time(nimbuses: Nimbuses, monkeypatch: p
     genuine = blob_sync.BlobSync._run
     made: list[blob_sync.BlobSync] = []
 
-    def slow(self: blob_sync.BlobSync, wake: Any) -> int:
+    def slow(self: blob_sync.BlobSync, wake: Wake | None) -> int:
         made.append(self)
         inside.append(1)
         most.append(len(inside))

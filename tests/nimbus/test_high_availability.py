@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.http import NimbusClient
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import KeyNotFound, Unavailable
 from storm_dagster.model.records import StormBase, encode_record
+from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.ensemble import free_ports
 from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 pytestmark = pytest.mark.zookeeper
@@ -117,6 +121,18 @@ def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Nimbuse
             blobs.put("k", b"x")
     with NimbusBlobClient(only.url, min_replication=2, allow_degraded=True) as blobs:
         assert blobs.put("k", b"x").size == 1
+
+
+@pytest.mark.long
+def test_the_error_about_missing_copies_comes_in_time_and_names_who_is_missing(nimbuses: Nimbuses) -> None:
+    """One nimbus was killed: a client that waits 30 s for an answer learns which one, though 60 s are configured."""
+    seeds = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    more = {"topology__min__replication__count": 2, "nimbus__seeds": seeds}
+    only = nimbuses.start("n1", nimbus__http__port=int(seeds[0].rpartition(":")[2]), **more).await_leading()
+    with NimbusClient([only.url]) as client:
+        path = f"/v1/uploads/{client.post('/v1/uploads')['handle']}/conf"
+        with pytest.raises(Unavailable, match=f"http://{seeds[1]} of nimbus.seeds is not there"):
+            client.request("PUT", path, content=b"{}", headers={"X-Content-SHA256": sha256(b"{}").hexdigest()})
 
 
 def test_a_late_follower_fetches_everything(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
@@ -296,12 +312,39 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
     genuine = daemon._initialize
     failures = [Unavailable("the blob store is not mounted"), RuntimeError("surprise")]
 
-    def failing(*arguments: Any) -> None:
+    def failing(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
         if failures:
             raise failures.pop(0)
-        genuine(*arguments)
+        genuine(nimbus, epoch, sync_wake)
 
     monkeypatch.setattr(daemon, "_initialize", failing)
     nimbus = nimbuses.start().await_leading()
     assert nimbus.health()["epoch"] == 3, "two epochs were given up"
     assert "not mounted" in caplog.text and "surprise" in caplog.text and "tries again in 2 s" in caplog.text
+
+
+def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(nimbuses: Nimbuses) -> None:
+    """Stored while the other was away; its holder comes back as a follower, long after blobs like it are dropped."""
+    expired = {"nimbus__inbox__jar__expiration__secs": 1}
+    first = nimbuses.start("n1", **expired).await_leading()
+    with NimbusBlobClient(first.url) as blobs:
+        blobs.put("mylib.jar", b"the only copy")
+        blobs.put("gone.jar", b"deleted while its holder is away")
+        blobs.put("upload.h.archive", b"of a submission that nobody goes on with")
+    first.stop()
+    for name in ("mylib.jar", "gone.jar", "upload.h.archive"):
+        os.utime(first.folder / "blobs" / "keys" / name, (1, 1))
+    second = nimbuses.start("n2", **expired).await_leading()
+    with NimbusBlobClient(second.url) as blobs:
+        with pytest.raises(KeyNotFound):
+            blobs.delete("gone.jar")
+        blobs.put("other.jar", b"so that the leader has blobs of its own")
+        # Both hold something in common: without that nothing is ever dropped.
+        blobs.put("upload.h.conf", b"x")
+        first = nimbuses.start("n1", **expired).await_serving()
+        eventually(lambda: blobs.exists("mylib.jar"), timeout=60, what="the copy at the new leader")
+        assert blobs.read("mylib.jar") == b"the only copy"
+    store = LocalBlobStore(first.folder / "blobs")
+    eventually(lambda: not store.exists("gone.jar"), timeout=60, what="the end of what was deleted")
+    eventually(lambda: not store.exists("upload.h.archive"), timeout=60, what="the end of an old upload")
+    assert store.read("mylib.jar") == b"the only copy"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.leader_priority import leader_decision, missing_blobs, needed_blobs
+from storm_dagster.core.leader_priority import leader_decision, needed_blobs
 
 KEYS = {"t-1-1-stormjar.jar", "t-1-1-stormconf.ser", "t-1-1-stormcode.ser"}
 
@@ -18,11 +18,16 @@ def test_empty_cluster_leads_at_once() -> None:
 
 def test_complete_nimbus_leads_at_once_and_the_lagging_one_declines() -> None:
     assert allowed("n2:1", 0, {"n3:1": 1})
-    assert not allowed("n3:1", 1, {"n2:1": 0}, vacant=3600)
+    assert not allowed("n3:1", 1, {"n2:1": 0}, vacant=59)
+
+
+def test_a_better_one_that_never_leads_is_not_waited_for() -> None:
+    assert allowed("n3:1", 1, {"n2:1": 0}, vacant=60)
+    assert "degraded" in leader_decision("n3:1", 1, {"n2:1": 0}, vacant_secs=86_400).reason
 
 
 def test_fewest_missing_leads_after_the_grace() -> None:
-    assert not allowed("n2:1", 2, {"n3:1": 1}, vacant=60)
+    assert not allowed("n2:1", 2, {"n3:1": 1}, vacant=59)
     assert not allowed("n3:1", 1, {"n2:1": 2}, vacant=1)
     assert allowed("n3:1", 1, {"n2:1": 2}, vacant=60)
 
@@ -37,9 +42,8 @@ def test_nobody_is_blocked_for_ever_by_a_topology_that_nobody_holds() -> None:
     assert decision.allowed and "degraded" in decision.reason, "one's own stale entry does not count"
 
 
-def test_needed_and_missing_blobs() -> None:
+def test_needed_blobs() -> None:
     registered = {*KEYS, "t-1-1-placement.json", "gone-1-1-stormjar.jar", "staging.x.conf"}
     needed = needed_blobs(["t-1-1"], registered)
     assert needed == KEYS | {"t-1-1-placement.json"}
-    assert missing_blobs(needed, {"t-1-1-stormjar.jar", "other"}) == needed - {"t-1-1-stormjar.jar"}
     assert needed_blobs(["t-1-1"], []) == KEYS

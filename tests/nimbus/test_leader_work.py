@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
 import pytest
 
 from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
+from storm_dagster.nimbus.leadership.duties import LeaderDuties
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.waiting import eventually
@@ -52,11 +54,13 @@ def cluster(zk_conf: dict[str, object], nimbuses: Nimbuses) -> Iterator[Callable
         state.disconnect()
 
 
-def post(nimbus: RunningNimbus, path: str, document: Any = None) -> httpx.Response:
+def post(nimbus: RunningNimbus, path: str, document: Mapping[str, object] | None = None) -> httpx.Response:
     return httpx.post(nimbus.url + path, json=document or {}, timeout=60, trust_env=False)
 
 
-def upload(nimbus: RunningNimbus, topology: Any = TOPOLOGY, conf: Any = None) -> str:
+def upload(
+    nimbus: RunningNimbus, topology: Mapping[str, object] = TOPOLOGY, conf: Mapping[str, object] | None = None
+) -> str:
     with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
         for part, body in (
@@ -243,13 +247,8 @@ def test_a_submission_keeps_its_write_budget(nimbuses: Nimbuses, cluster: Callab
     assert all(topology_id in path for path in registered) and len(registered) == 6
 
 
-def test_the_leader_heals_when_no_sensor_is_armed(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
-    nimbus = nimbuses.start(
-        nimbus__monitor__backstop__secs=1,
-        nimbus__task__launch__secs=2,
-        nimbus__supervisor__timeout__secs=3600,
-    ).await_leading()
-    state = cluster()
+def lose_host(nimbus: RunningNimbus, state: StormClusterState) -> Callable[[], bool]:
+    """A topology on s1, whose host is lost; whether its tasks are on s2 now."""
     add_supervisor(state, "s1")
     topology_id = stages(nimbus, state, "wc", "tok")
     found = state.read_assignment(topology_id)
@@ -266,7 +265,98 @@ def test_the_leader_heals_when_no_sensor_is_armed(nimbuses: Nimbuses, cluster: C
         now = state.read_assignment(topology_id)
         return now is not None and {slot.node for slot in now[0].workers} == {"s2"}
 
-    eventually(moved, timeout=60, what="the reassignment by the leader")
+    return moved
+
+
+@pytest.mark.parametrize("armed", [False, True])
+def test_the_leader_heals_what_stays_dead_whatever_the_sensor_does(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], armed: bool
+) -> None:
+    """Without a sensor, and beside one that holds its node and does nothing: its tick hangs, or its runs do not start."""
+    nimbus = nimbuses.start(
+        nimbus__monitor__backstop__secs=2,
+        nimbus__task__launch__secs=2,
+        nimbus__task__timeout__secs=2,
+        nimbus__supervisor__timeout__secs=3600,
+    ).await_leading()
+    state = cluster()
+    if armed:
+        state.state.set_ephemeral_node(paths.HEALER, b"")
+    moved = lose_host(nimbus, state)
+    eventually(moved, timeout=120, what="the reassignment by the leader")
+    assert nimbus.get("/v1/cluster").json()["healer"] is armed
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("duty", ["_finish_due", "_advance_upgrades", "_clean", "_report"])
+def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
+    nimbuses: Nimbuses,
+    cluster: Callable[[], StormClusterState],
+    monkeypatch: pytest.MonkeyPatch,
+    duty: str,
+    hangs: bool,
+) -> None:
+    called, over = threading.Event(), threading.Event()
+
+    def fail(*_: object) -> None:
+        called.set()
+        if hangs:
+            over.wait(300)
+        raise OSError(5, "Input/output error")
+
+    fail.__name__ = duty
+    monkeypatch.setattr(LeaderDuties, duty, fail)
+    try:
+        nimbus = nimbuses.start(
+            nimbus__monitor__backstop__secs=1,
+            nimbus__task__launch__secs=2,
+            nimbus__task__timeout__secs=2,
+            nimbus__supervisor__timeout__secs=3600,
+            task__cleanup__timeout__sec=0,
+        ).await_leading()
+        state = cluster()
+        assert called.wait(120)
+        eventually(lose_host(nimbus, state), timeout=120, what="the reassignment by the leader")
+        if not hangs and duty != "_finish_due":
+            add_base(state, "gone-7-100")
+            post(nimbus, "/v1/topologies/gone/kill", {"wait_secs": 1})
+            eventually(lambda: nimbus.get("/v1/topologies/gone").status_code == 404, timeout=120, what="the removal")
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), OSError(30, "Read-only file system")])
+def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    nimbus = nimbuses.start(
+        nimbus__monitor__backstop__secs=1,
+        nimbus__task__launch__secs=2,
+        nimbus__task__timeout__secs=2,
+        nimbus__supervisor__timeout__secs=3600,
+        task__cleanup__timeout__sec=0,
+    ).await_leading()
+    state = cluster()
+    add_supervisor(state, "s0")
+    stages(nimbus, state, "stuck", "stuck")
+    deleted, refused = LocalBlobStore.delete, threading.Event()
+
+    def delete(store: LocalBlobStore, key: str) -> None:
+        if key.startswith("stuck-"):
+            refused.set()
+            raise error
+        deleted(store, key)
+
+    monkeypatch.setattr(LocalBlobStore, "delete", delete)
+    post(nimbus, "/v1/topologies/stuck/kill", {"wait_secs": 1})
+    assert refused.wait(120)
+    add_base(state, "gone-7-100")
+    post(nimbus, "/v1/topologies/gone/kill", {"wait_secs": 1})
+    eventually(lambda: nimbus.get("/v1/topologies/gone").status_code == 404, timeout=120, what="the removal")
+    state.state.delete_node(paths.supervisor("s0"))
+    eventually(lose_host(nimbus, state), timeout=120, what="the reassignment by the leader")
+    monkeypatch.undo()
+    eventually(lambda: nimbus.get("/v1/topologies/stuck").status_code == 404, timeout=120, what="the late removal")
 
 
 def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
@@ -345,7 +435,7 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
       ... on Asset { assetMaterializations(limit: 10) { partition description } } } }"""
     keys = """query { assetNodes { partitionKeysByDimension { partitionKeys } } }"""
 
-    def ask(text: str, variables: Any = None) -> Any:
+    def ask(text: str, variables: Mapping[str, object] | None = None) -> Any:
         document = {"query": text, "variables": variables or {}}
         return httpx.post(dagster_server.url, json=document, timeout=20, trust_env=False).json()["data"]
 

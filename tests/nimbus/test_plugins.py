@@ -15,6 +15,7 @@ from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.records import Assignment, WorkerSlot
+from storm_dagster.model.view import Versioned
 from storm_dagster.nimbus.container import ContainerHeartbeat
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.operations import inimbus
@@ -50,7 +51,7 @@ class CountingState(ZooKeeperClusterState):
 
     reads = 0
 
-    def get_many(self, many: Sequence[str], watch: bool = False) -> Any:
+    def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
         type(self).reads += len(many)
         return super().get_many(many, watch)
 
@@ -110,7 +111,7 @@ def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
         inimbus=inimbus.load_inimbus(conf, tmp_path / "plugin"),
     )
 
-    def publish(ports: list[int], at: Any) -> Any:
+    def publish(ports: list[int], at: Versioned | None) -> list[tuple[str, list[tuple[str, int]]]]:
         workers = tuple(
             WorkerSlot(node="s1", host="h", port=port, tasks=str(number + 1)) for number, port in enumerate(ports)
         )
@@ -123,7 +124,7 @@ def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
             timestamp_ms=1,
         )
         transaction = ctx.cluster.fenced(zk_cluster.state.get_version("/epoch") or 0)
-        append_assignment(ctx, transaction, assignment, at)
+        append_assignment(ctx, transaction, "wc", assignment, at)
         before = len(Plugin.assigned)
         commit(ctx, transaction, "publish")
         return Plugin.assigned[before:]

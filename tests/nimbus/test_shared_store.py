@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 
 import fsspec
+import fsspec.config
 import httpx
 import pytest
 from moto.server import ThreadedMotoServer

@@ -16,7 +16,7 @@ import pytest
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.http.listening import listen
-from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.nimbus.daemon import run
@@ -31,7 +31,7 @@ from storm_dagster.zk.session import ZkSession
 from storm_rigs.nimbuses import Nimbuses
 
 
-def conf(**values: object) -> Any:
+def conf(**values: object) -> ClusterConf:
     return load_cluster_conf(None, {key.replace("__", "."): value for key, value in values.items()})
 
 
@@ -115,7 +115,7 @@ def test_only_what_is_old_leaves_the_inbox(tmp_path: Path) -> None:
     assert [path.name for path in inbox.iterdir()] == ["young"] and (outside / "kept").exists()
 
 
-def ended(values: Any, home: Path) -> int:
+def ended(values: ClusterConf, home: Path) -> int:
     return run(values, home, "n1", threading.Event())
 
 

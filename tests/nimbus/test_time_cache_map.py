@@ -14,6 +14,7 @@ def removal_time(put_at: float, expiry: float, buckets: int = 3, step: float = 0
         expiry, now=0.0, buckets=buckets, on_expire=lambda key, _: expired.append(key)
     )
     tick = 0
+    now = 0.0
     inserted = False
     while not expired:
         now = round(tick * step, 6)

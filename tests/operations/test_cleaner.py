@@ -7,7 +7,7 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
 from storm_dagster.model.records import TokenRecord
-from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live import cleaner, lifecycle
 from storm_dagster.operations.live.cleaner import Inventory, clean, find_garbage
 from storm_dagster.operations.submit import submission
 from storm_rigs.world import World
@@ -125,3 +125,23 @@ def test_an_emptied_root_deletes_no_blob(world: World) -> None:
     with pytest.raises(Unavailable):
         clean(world.context(epoch=epoch), boot_now=0.0, grace_secs=0)
     assert world.blobs.exists(f"{topology_id}-stormjar.jar")
+
+
+@pytest.mark.zookeeper
+def test_backups_of_assignments_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaner, "_MOST_BACKUPS", 3)
+    for name in ("old", "a", "b", "c", "d"):
+        world.submit(name)
+        if name != "a":
+            lifecycle.kill(world.context(), name, 0)
+        world.time += 86_400 * 26 if name == "old" else 3600
+    memory: dict[str, float] = {}
+
+    def kept() -> set[str]:
+        nonlocal memory
+        _, memory = clean(world.context(), memory, boot_now=0.0, grace_secs=0)
+        return set(world.cluster.state.get_children(paths.ASSIGNMENTS_BAK))
+
+    assert kept() == {"a", "b", "c", "d"}, "the newest three, and that of a topology that lives"
+    world.time += 86_400 * 30 - 7200
+    assert kept() == {"a", "c", "d"}, "thirty days old"

@@ -1,22 +1,28 @@
-"""Dead workers, lost hosts and silent masters on a real cluster state: observed, placed anew, fenced."""
+"""Dead workers, lost hosts and silent masters on a real cluster state: observed, placed again, fenced."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
 from storm_dagster.core.liveness.memory import LivenessMemory
+from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
 from storm_dagster.model.memory_codec import decode_memory, encode_memory
-from storm_dagster.model.records import encode_record
+from storm_dagster.model.names import placement_key
+from storm_dagster.model.records import TopologyStatus, encode_record
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.healing import reassign
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.read.status import show_document
 from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
@@ -139,7 +145,7 @@ def test_a_new_observer_grants_one_full_timeout(world: World) -> None:
     assert observer.poll().causes == ()
     assert observer.poll(30).causes == ()
     assert len(observer.poll(1).causes) == 2
-    assert observer.poll(1, grant=True).causes == (), "after an outage everything begins anew"
+    assert observer.poll(1, grant=True).causes == (), "after an outage everything begins from zero"
 
 
 def test_dead_tasks_take_their_whole_worker(world: World) -> None:
@@ -240,3 +246,134 @@ def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: World) -> No
     (report,) = reassign(world.context(), observer.poll().causes)
     assert report.status == "assigned"
     assert {worker.node for worker in assignment_of(world, topology_id).workers} == {"s1", "s3"}
+
+
+@pytest.mark.parametrize("status", sorted(get_args(TopologyStatus)))
+def test_dead_tasks_are_healed_in_every_status_but_the_last(world: World, status: TopologyStatus) -> None:
+    topology_id, observer = started(world)
+    base = world.named().base.model_copy(update={"status": status, "previous_status": "ACTIVE", "delay_secs": 600})
+    world.cluster.state.set_data(paths.topology(topology_id), encode_record(base))
+    worker = assignment_of(world, topology_id).workers[0]
+    world.cluster.state.delete_node(paths.supervisor(worker.node))
+    world.stop_worker(topology_id, *worker.slot)
+    causes = observer.poll().causes
+    if status == "KILLED":
+        assert causes == ()
+        return
+    (report,) = reassign(world.context(), causes)
+    assert report.status == "assigned" and report.assignment and world.named().base == base
+    if status == "REBALANCING":
+        world.run_workers(topology_id)
+        lifecycle.finish_due(
+            world.context(),
+            DueMemory("b", {topology_id: (world.named().base_at.mzxid, 0.0)}),
+            boot_id="b",
+            boot_now=601.0,
+        )
+        assert world.named().base.status == "ACTIVE"
+        assert {worker.node for worker in assignment_of(world, topology_id).workers} == {
+            report.assignment.workers[0].node
+        }
+
+
+def test_reasons_that_cannot_be_stored_keep_nothing_from_being_placed(world: World, monkeypatch: Any) -> None:
+    topology_id, observer = started(world)
+    stored = LocalBlobStore.put
+
+    def put(store: LocalBlobStore, key: str, *args: Any, **options: Any) -> Any:
+        if key == placement_key(topology_id):
+            raise OSError(28, "No space left on device")
+        return stored(store, key, *args, **options)
+
+    monkeypatch.setattr(LocalBlobStore, "put", put)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.cluster.state.delete_node(paths.supervisor(worker.node))
+    world.stop_worker(topology_id, *worker.slot)
+    (report,) = reassign(world.context(), observer.poll().causes)
+    assert report.status == "assigned"
+    assert rebalance(world.context(), "wc", workers=1, wait_secs=0).outcome == "assigned"
+
+
+def hang(world: World, topology_id: str, worker: Any, observer: Any) -> None:
+    version = world.named().assignment_at.version  # type: ignore[union-attr]
+    beats = world.beats().model_copy(update={"dead": worker.tasks, "version": version})
+    world.cluster.write_beats(topology_id, beats, assignment_version=version)
+
+
+def lose(world: World, topology_id: str, worker: Any, observer: Any) -> None:
+    world.cluster.state.delete_node(paths.supervisor(worker.node))
+    world.stop_worker(topology_id, *worker.slot)
+
+
+def crash(world: World, topology_id: str, worker: Any, observer: Any) -> None:
+    world.stop_worker(topology_id, *worker.slot)
+    observer.poll()
+    observer.now += 31
+
+
+def start_for_ever(world: World, topology_id: str, worker: Any, observer: Any) -> None:
+    world.run_workers(topology_id, status="starting")
+    world.cluster.write_beats(topology_id, world.beats(), assignment_version=0)
+    observer.poll()
+    observer.now += 90
+    world.cluster.write_beats(topology_id, world.beats(), assignment_version=0)
+    observer.poll()
+    observer.now += 31
+
+
+def silence(world: World, topology_id: str, worker: Any, observer: Any) -> None:
+    world.cluster.write_beats(topology_id, world.beats(), assignment_version=0)
+    observer.poll()
+    observer.now += 31
+
+
+@pytest.mark.parametrize(
+    ("kind", "fail"),
+    [
+        ("dead_task", hang),
+        ("lost_host", lose),
+        ("dead_worker", crash),
+        ("never_ran", start_for_ever),
+        ("silent_master", silence),
+    ],
+)
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_run_judges_again_when_it_starts(world: World, kind: str, fail: Any, recovers: bool) -> None:
+    topology_id, observer = started(world)
+    before = assignment_of(world, topology_id)
+    fail(world, topology_id, before.workers[0], observer)
+    causes = [Cause.from_json(cause.to_json()) for cause in observer.poll().causes]
+    assert {cause.kind for cause in causes} == {kind}
+    if recovers:
+        world.supervisor(before.workers[0].node)
+        world.run_workers(topology_id)
+        world.cluster.write_beats(topology_id, world.beats().model_copy(update={"dead": ""}), assignment_version=0)
+    world.supervisor("s3")
+    (report,) = reassign(world.context(), causes)
+    assert report.status == ("void" if recovers else "assigned")
+    assert (assignment_of(world, topology_id) == before) is recovers
+
+
+def test_a_report_about_a_former_assignment_kills_nothing(world: World) -> None:
+    topology_id, observer = started(world)
+    worker = world.assignment().workers[0]
+    lose(world, topology_id, worker, observer)
+    (report,) = reassign(world.context(), observer.poll().causes)
+    world.run_workers(topology_id)
+    # Judged by the slots of version 0, and written when version 1 was in force already.
+    beats = world.beats().model_copy(update={"dead": worker.tasks, "version": 0})
+    world.cluster.write_beats(topology_id, beats, assignment_version=1)
+    assert report.version == 1 and observer.poll().causes == ()
+    assert {task["status"] for task in show_document(world.cluster.load_view(), "wc", now_secs=0)["tasks"]} == {
+        "running"
+    }
+
+
+def test_two_healers_at_once_move_nothing_twice(world: World) -> None:
+    topology_id, observer = started(world)
+    lose(world, topology_id, world.assignment().workers[0], observer)
+    causes = observer.poll().causes
+    with ThreadPoolExecutor(4) as pool:
+        reports = [part for found in pool.map(lambda _: reassign(world.context(), causes), range(4)) for part in found]
+    assert sorted(report.status for report in reports) == ["assigned", "void", "void", "void"]
+    assert world.named().assignment_at.version == 1  # type: ignore[union-attr]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.errors import Conflict, NotAlive, StormDagsterError
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import clean
@@ -46,7 +48,7 @@ def heal(world: World, ctx: OperationsContext) -> None:
         topology.id,
         "wc",
         topology.assignment_at.version,
-        "lost_host",
+        "dead_worker",
         worker.node,
         worker.host,
         worker.port,
@@ -97,6 +99,78 @@ def test_killed_between_any_two_steps(world: World, name: str) -> None:
         if left > 0:
             break
     assert number >= 2
+
+
+def _stays_killed(world: World, old: str) -> None:
+    topology = world.find()
+    assert topology is not None and (topology.id, topology.base.status) == (old, "KILLED")
+
+
+def _stays(wanted: str) -> Callable[[World, str], None]:
+    def check(world: World, old: str) -> None:
+        lifecycle.finish_due(world.context(), lifecycle.finish_due(world.context(), boot_now=0.0).memory, boot_now=1e9)
+        base = world.named().base
+        assert base.status == base.wanted_status == wanted
+
+    return check
+
+
+def _keeps_its_parallelism(world: World, old: str) -> None:
+    base = world.named().base
+    assert (base.workers, base.executors["split"]) == (2, 4)
+
+
+COMMANDS: dict[str, tuple[Callable[[OperationsContext], object], Callable[[World, str], None]]] = {
+    "kill": (lambda ctx: lifecycle.kill(ctx, "wc", 60), _stays_killed),
+    "deactivate": (lambda ctx: lifecycle.deactivate(ctx, "wc"), _stays("INACTIVE")),
+    "activate": (lambda ctx: lifecycle.activate(ctx, "wc"), _stays("ACTIVE")),
+    "rebalance": (lambda ctx: rebalance(ctx, "wc", 2, {"split": 4}, wait_secs=0), _keeps_its_parallelism),
+}
+"""What an operator may ask for while an update or a restart is under way, and what is true for good when it was acknowledged."""
+
+
+@pytest.mark.parametrize(
+    ("command", "replacement"),
+    [
+        pytest.param(command, verb, marks=pytest.mark.long if (command, verb) != ("kill", "update") else [])
+        for command in sorted(COMMANDS)
+        for verb in ("update", "restart")
+        # An update brings a parallelism of its own: whoever updates later decides.
+        if (command, verb) != ("rebalance", "update")
+    ],
+)
+def test_what_was_acknowledged_during_a_replacement_stays(world: World, command: str, replacement: str) -> None:
+    """At each step: while it is prepared, while the old one drains, when its transaction is sent, and afterwards."""
+    run, check = COMMANDS[command]
+    number, clock = 0, count(step=20)
+    for number in count():
+        name, left, acknowledged = f"{replacement}-{number}", number, ""
+        old = world.submit("wc", name, conf={"topology.workers": 1}, inactive=command == "activate")
+        world.run_workers(old)
+
+        def interfere(point: str) -> None:
+            nonlocal left, acknowledged
+            left -= 1
+            if left == -1:
+                current = world.named().id
+                with contextlib.suppress(StormDagsterError):
+                    run(world.context(monotonic=lambda: next(clock)))
+                    acknowledged = current
+
+        ctx = world.context(checkpoint=interfere, monotonic=lambda: next(clock), sleep=lambda seconds: None)
+        with contextlib.suppress(Conflict, NotAlive):
+            if replacement == "restart":
+                lifecycle.restart(ctx, "wc", token=f"again-{number}")
+            else:
+                handle = world.upload(f"h-{number}", conf={"topology.workers": 1})
+                lifecycle.update(ctx, "wc", token=f"again-{number}", handle=handle)
+        if acknowledged:
+            check(world, acknowledged)
+        if world.find() is not None:
+            lifecycle.kill(world.context(), "wc", 0)
+        if left >= 0:
+            break
+    assert number > 20
 
 
 class CountingState:

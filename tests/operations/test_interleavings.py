@@ -37,6 +37,8 @@ from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.inspection import take_snapshot
+from storm_dagster.operations.results import LifecycleResult
+from storm_dagster.operations.submit.staging import read_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import finish_due, submit, upgrade
 from storm_rigs.archives import pack_archive
@@ -51,6 +53,7 @@ NAMES = ("a", "b")
 TOKENS = ("t1", "t2", "t3")
 RACING = (
     *("submit", "submit", "kill", "rebalance", "update", "restart", "finish"),
+    *("update", "restart", "deactivate", "activate"),
     *("complete_upgrade", "roll_back", "go on"),
 )
 COMMITS = {
@@ -122,19 +125,19 @@ class Player:
 class Cluster(RuleBasedStateMachine):
     """What may happen to a cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], World]) -> None:
         super().__init__()
-        self.world = self.make()
+        self.world = make()
         self.world.supervisor("s3")
         self.players: list[Player | None] = [None, None]
         self.former: ClusterSnapshot | None = None
         self.ids: dict[str, str] = {}
         self.handles = 0
         self.stand_ins: dict[str, UpgradeStandIns] = {}
-
-    def make(self) -> World:
-        """A cluster of its own."""
-        raise NotImplementedError
+        # Topology id -> what its newest acknowledged command made of it, and the names about which one is under way.
+        self.acknowledged: dict[str, str] = {}
+        self.under_way: list[str] = []
+        self.origins: dict[str, str] = {}
 
     def epoch(self) -> int:
         return self.world.context().current_epoch()
@@ -172,11 +175,32 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(actor=actors, pinned=st.booleans(), name=names, delay=st.sampled_from([0, 0, 30]))
     def kill(self, actor: int, pinned: bool, name: str, delay: int) -> None:
-        self.begin(actor, pinned, lambda ctx: lifecycle.kill(ctx, name, delay))
+        self.begin(actor, pinned, lambda ctx: self.command(name, lambda: lifecycle.kill(ctx, name, delay)))
 
     @rule(actor=actors, pinned=st.booleans(), name=names, verb=st.sampled_from(["activate", "deactivate"]))
     def turn(self, actor: int, pinned: bool, name: str, verb: str) -> None:
-        self.begin(actor, pinned, lambda ctx: getattr(lifecycle, verb)(ctx, name))
+        self.begin(actor, pinned, lambda ctx: self.command(name, lambda: getattr(lifecycle, verb)(ctx, name)))
+
+    def command(self, name: str, run: Callable[[], LifecycleResult]) -> None:
+        """Run it; from when it is acknowledged until another is sent, what it said stays true."""
+        for topology_id in [each for each, said in self.acknowledged.items() if said != "gone"]:
+            if topology_id.rpartition("-")[0].rpartition("-")[0] == name:
+                del self.acknowledged[topology_id]
+        self.under_way.append(name)
+        try:
+            report = run()
+        except Crash:
+            # Its write may have landed: nothing is known until the next one.
+            self.under_way.remove(name)
+            raise
+        except StormDagsterError:
+            self.under_way.remove(name)
+            return
+        self.under_way.remove(name)
+        if report.status in (None, "KILLED"):
+            self.acknowledged[report.topology_id] = "gone"
+        elif name not in self.under_way:
+            self.acknowledged[report.topology_id] = report.status
 
     @rule(
         actor=actors,
@@ -333,7 +357,9 @@ class Cluster(RuleBasedStateMachine):
                 case "submit":
                     self.submit(actor, pinned, name, tokens[actor], workers)
                 case "kill":
-                    self.kill(actor, pinned, name, 0)
+                    self.kill(actor, pinned, name, 30 * (workers > 1))
+                case "activate" | "deactivate":
+                    self.turn(actor, pinned, name, verbs[actor])
                 case "rebalance":
                     self.rebalance(actor, pinned, name, workers + 1, 2, False, 0)
                 case "update":
@@ -395,6 +421,26 @@ class Cluster(RuleBasedStateMachine):
         assert found == []
         for token, record in (snapshot.tokens or {}).items():
             assert self.ids.setdefault(token, record.topology_id) == record.topology_id
+        self.what_was_acknowledged_stays(snapshot)
+
+    def what_was_acknowledged_stays(self, snapshot: ClusterSnapshot) -> None:
+        """What was killed goes and has no successor; a successor is as active as what it took the place of should be."""
+        for topology in snapshot.view.topologies.values():
+            replaced = self.replaced_by(topology.id, topology.base.token)
+            assert self.acknowledged.get(replaced) != "gone", f"{topology.id} came in the place of what was killed"
+            if replaced in self.acknowledged:
+                self.acknowledged[topology.id] = self.acknowledged.pop(replaced)
+            said = self.acknowledged.get(topology.id)
+            if said == "gone":
+                assert topology.base.status == "KILLED"
+            elif said is not None and topology.base.status != "KILLED":
+                assert topology.base.wanted_status == said, f"{topology.id} was made {said}"
+
+    def replaced_by(self, topology_id: str, token: str) -> str:
+        if topology_id not in self.origins:
+            with contextlib.suppress(StormDagsterError):
+                self.origins[topology_id] = read_record(self.world.context(), token).replaces or ""
+        return self.origins.get(topology_id, "")
 
     def teardown(self) -> None:
         try:
@@ -431,22 +477,25 @@ class Cluster(RuleBasedStateMachine):
 def test_any_interleaving_keeps_the_invariants(zookeeper_server: str, tmp_path: Path) -> None:
     host, _, port = zookeeper_server.rpartition(":")
 
+    def make() -> World:
+        conf = {
+            "storm.zookeeper.servers": [host],
+            "storm.zookeeper.port": int(port),
+            "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
+            "storm.zookeeper.session.timeout": 20000,
+        }
+        blobs = LocalBlobStore(Path(tempfile.mkdtemp(dir=tmp_path)))
+        cluster = StormClusterState.open(conf, create_root=True)
+        made = World(cluster, blobs, {**conf, "task.cleanup.timeout.sec": 0})
+        made.settings["sleep"] = lambda seconds: None
+        made.lead()
+        made.supervisor("s1")
+        made.supervisor("s2")
+        return made
+
     class OneCluster(Cluster):
-        def make(self) -> World:
-            conf = {
-                "storm.zookeeper.servers": [host],
-                "storm.zookeeper.port": int(port),
-                "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
-                "storm.zookeeper.session.timeout": 20000,
-            }
-            blobs = LocalBlobStore(Path(tempfile.mkdtemp(dir=tmp_path)))
-            cluster = StormClusterState.open(conf, create_root=True)
-            made = World(cluster, blobs, {**conf, "task.cleanup.timeout.sec": 0})
-            made.settings["sleep"] = lambda seconds: None
-            made.lead()
-            made.supervisor("s1")
-            made.supervisor("s2")
-            return made
+        def __init__(self) -> None:
+            super().__init__(make)
 
     run_state_machine_as_test(
         OneCluster,

@@ -123,7 +123,7 @@ def test_delays_run_on_the_observers_clock(world: World) -> None:
     assert first.done == ()
     memory = decode_memory(DueMemory, encode_memory(first.memory))
     assert lifecycle.finish_due(ctx, memory, boot_id="b", boot_now=109.0).done == ()
-    # Another boot has another clock: the full delay begins anew.
+    # Another boot has another clock: the full delay begins again.
     again = lifecycle.finish_due(ctx, memory, boot_id="other", boot_now=500.0)
     assert again.done == ()
     done = lifecycle.finish_due(ctx, memory, boot_id="b", boot_now=110.0)

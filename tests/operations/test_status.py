@@ -67,7 +67,7 @@ def test_show_has_the_agreed_keys(world: World) -> None:
     assert list(task["stats"]) == list(status.STAT_NAMES)
     assert (task["status"], task["uptime_secs"], task["stats"]["executed"]) == ("running", 9, 4)
     assert document["errors"] == [
-        {"component": "split", "task": 1, "host": "s1", "port": 6900, "time": 17, "error": "boom"}
+        {"component": "split", "task": 1, "host": "s1", "port": 6900, "time": 17, "error": "boom", "count": 1}
     ]
     split = document["components"]["split"]
     assert split["tasks"] == [1, 2] and split["executors"] == 2
@@ -100,7 +100,7 @@ def test_a_task_is_starting_running_or_dead(world: World) -> None:
 def problems_now(world: World) -> list[str]:
     view, topology = world.cluster.load_view(), world.named()
     down = [task["id"] for task in shown(world)["tasks"] if task["status"] in ("dead", "unassigned")]
-    return problems(view, topology, load_runnable(world.context(), topology.code_dir), down)
+    return problems(view, topology, load_runnable(world.context(), topology), down)
 
 
 def not_running(world: World) -> int:

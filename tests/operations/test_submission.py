@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.core.invariants import violations
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     AlreadyAlive,
     Conflict,
     Fenced,
+    InvalidRequest,
     InvalidTopology,
     NotAlive,
     Unavailable,
@@ -21,11 +23,13 @@ from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import clean
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import read_token, staging_key, upload_key
 from storm_rigs.acting import submit
 from storm_rigs.archives import pack_archive
-from storm_rigs.world import World
+from storm_rigs.world import WORD_COUNT, World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -39,6 +43,9 @@ def test_a_submission_ends_active_with_every_task_placed(world: World) -> None:
     assert topology_id == "wc-1-1700000000"
     topology = world.cluster.load_view().topologies[topology_id]
     assert topology.base.status == topology.base.wanted_status == "ACTIVE"
+    keys = [jar_key(topology_id), conf_key(topology_id), code_key(topology_id)]
+    assert topology.assignment is not None
+    assert topology.assignment.code == {key: world.blobs.meta(key).sha256 for key in keys}
     assert topology.base.executors == {
         "split": 2,
         "count": 2,
@@ -427,3 +434,16 @@ def test_a_large_topology_is_published_in_parts_and_removed_whole(world: World) 
     assert world.cluster.state.get_children(paths.assignment(topology_id)), "it was cut"
     lifecycle.kill(world.context(), "large", 0)
     assert world.cluster.state.get_children(paths.ASSIGNMENTS) == []
+
+
+def test_a_component_with_no_tasks_is_placed_nowhere_and_comes_through_every_operation(world: World) -> None:
+    bolts = {**WORD_COUNT["bolts"], "split": {**WORD_COUNT["bolts"]["split"], "conf": {"topology.tasks": 0}}}
+    world.submit("wc", topology={**WORD_COUNT, "bolts": bolts})
+    assert "split" not in world.tasks().components and "split" not in world.named().base.executors
+    assert rebalance(world.context(), "wc", workers=2, executors={"count": 3}, wait_secs=0).outcome != "unchanged"
+    lifecycle.restart(world.context(), "wc")
+    assert set(world.named().base.executors) == {"lines", "count", "__acker", "__topology_master"}
+    with pytest.raises(InvalidRequest, match="split"):
+        rebalance(world.context(), "wc", executors={"split": 1}, wait_secs=0)
+    run = take_snapshot(world.context())
+    assert [each.sentence for each in violations(run)] == []

@@ -236,3 +236,60 @@ def test_whatever_the_names_nothing_gets_outside(
         left = []
     assert os.listdir(base / "box") == left
     assert sorted(os.listdir(base)) == ["a.zip", "box"]
+
+
+def _zip_with_a_hidden_directory(path: Path, entries: int, how: str) -> Path:
+    """A zip whose real directory a look at its last record alone does not find."""
+    name = zip_of(path, {str(number): b"" for number in range(entries)})
+    content = name.read_bytes()
+    end = content.rfind(b"PK\x05\x06")
+    directory = int.from_bytes(content[end + 16 : end + 20], "little")
+    if how == "comment":
+        # The longest comment: its record is where a search of one byte less does not look.
+        content = content[: end + 20] + (65_535).to_bytes(2, "little") + b"c" * 65_535
+    else:
+        size = end - directory
+        record = b"PK\x06\x06" + (44).to_bytes(8, "little") + bytes(12) + entries.to_bytes(8, "little") * 2
+        record += size.to_bytes(8, "little") + directory.to_bytes(8, "little")
+        small = b"PK\x06\x06" + (44).to_bytes(8, "little") + bytes(44)
+        # The locator names the small one; readers take the one before it.
+        locator = b"PK\x06\x07" + bytes(4) + end.to_bytes(8, "little") + (1).to_bytes(4, "little")
+        tail = b"PK\x05\x06" + bytes(4) + b"\xff" * 12 + bytes(2)
+        content = content[:end] + small + record + locator + tail
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("how", ["comment", "zip64"])
+def test_entries_are_counted_in_the_directory_that_is_read(tmp_path: Path, how: str) -> None:
+    made: list[str] = []
+
+    class Counted(zipfile.ZipInfo):
+        def __init__(self, *args: object) -> None:
+            made.append("")
+            super().__init__(*args)  # type: ignore[arg-type]
+
+    path = _zip_with_a_hidden_directory(tmp_path / "a.zip", 2000, how)
+    plain = zipfile.ZipInfo
+    zipfile.ZipInfo = Counted  # type: ignore[misc]
+    try:
+        refused(path, tmp_path, "more than 50 entries|damaged")
+    finally:
+        zipfile.ZipInfo = plain  # type: ignore[misc]
+    assert len(made) <= 50
+
+
+def test_global_headers_of_a_tar_are_not_collected(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    for number in range(200):
+        value = f"k{number}=".encode() + b"v" * 60_000 + b"\n"
+        length = len(value) + 6
+        value = f"{length} ".encode() + value
+        info = tarfile.TarInfo("headers")
+        info.type, info.size = tarfile.XGLTYPE, len(value)
+        content.write(info.tobuf(tarfile.USTAR_FORMAT) + value + bytes(-len(value) % 512))
+        if number % 40 == 39:
+            content.write(member(f"f{number}").tobuf(tarfile.USTAR_FORMAT))
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(content.getvalue() + bytes(1024)))
+    refused(path, tmp_path, "bytes of headers before an entry", UnpackLimits())

@@ -17,7 +17,7 @@ from storm_dagster.testing.waiting import eventually
 
 SUPERVISORS = 4
 # Quick enough for tests that wait for it, and slow enough for a machine that runs other tests at the same time.
-CONF = {"nimbus.monitor.backstop.secs": 5, "supervisor.worker.timeout.secs": 8}
+CONF = {"nimbus.monitor.backstop.secs": 20, "supervisor.worker.timeout.secs": 8}
 
 
 class SharedCluster:

@@ -63,7 +63,7 @@ def test_moves_name_task_component_from_to_and_why() -> None:
     from storm_dagster.core.reassignment import assignment_of
 
     (placement,) = plan_placement(BATCH).placements
-    before = assignment_of(placement, topology_id="wc-1-1", previous=None, now_secs=1, now_ms=1000)
+    before = assignment_of(placement, topology_id="wc-1-1", previous=None, now_secs=1)
     wider = WORD_COUNT.model_copy(update={"event": "rebalance", "workers": 3, "old": placement.workers})
     (after,) = plan_placement(BATCH.model_copy(update={"topologies": (wider,)})).placements
     rows = moves_document(before, after, {**WORD_COUNT.tasks})

@@ -127,7 +127,7 @@ def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
     old = (PlacedWorker(node="s1", host="h1", port=6900, tasks=tuple(range(1, 10))),)
 
     def record(placement: TopologyPlacement, previous: Any, now: int) -> Any:
-        return assignment_of(placement, topology_id="wc-1-1", previous=previous, now_secs=now, now_ms=now * 1000)
+        return assignment_of(placement, topology_id="wc-1-1", previous=previous, now_secs=now)
 
     one = place([supervisor(1, [6900])], nine.model_copy(update={"workers": 1, "event": "new"}))
     first = record(one, None, 100)

@@ -6,7 +6,7 @@ import datetime
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -16,6 +16,7 @@ from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.model.security import Security
+from storm_dagster.model.signing import RequestHead, Scope, body_hash, make_token, sign
 from storm_rigs.secured_nimbus import SecuredNimbus
 
 pytestmark = pytest.mark.zookeeper
@@ -38,13 +39,15 @@ def test_with_a_secret_only_who_shows_it_is_served(
             ("POST", "/v1/submit"),
             ("GET", "/no/such/path"),
         ):
-            for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !!"}):
+            wrong = ("Bearer wrong", "Basic !!", f"Bearer {SECRET}", "Storm 1.2.3.4")
+            for header in ({}, *({"Authorization": value} for value in wrong)):
                 refused = outsider.request(method, path, headers=header)
                 assert refused.status_code == 401, (method, path, header)
                 assert refused.json()["error"]["type"] == "NotAuthenticated"
                 assert refused.headers["WWW-Authenticate"] == "Bearer" and SECRET not in refused.text
             assert friend.request(method, path).status_code != 401
-        assert outsider.get("/v1/topologies", auth=("anybody", SECRET)).status_code == 200
+        token = make_token(SECRET, "read", 60)
+        assert outsider.get("/v1/topologies", auth=("anybody", token)).status_code == 200
         with pytest.raises(NotAuthenticated), NimbusBlobClient(first.url) as blobs:
             blobs.put("k", b"x")
         security = Security(SECRET)
@@ -56,6 +59,36 @@ def test_with_a_secret_only_who_shows_it_is_served(
         configuration = friend.get("/api/v1/cluster/configuration")
         assert SECRET not in told + configuration.text
     assert SECRET not in caplog.text and "refused GET" in caplog.text
+
+
+_ASKED = {
+    "metrics": [("GET", "/metrics")],
+    "read": [("GET", "/v1/topologies"), ("GET", "/v1/cluster"), ("GET", "/v1/topologies/x")],
+    "operate": [("POST", "/v1/topologies/x/kill"), ("POST", "/v1/submit"), ("POST", "/v1/uploads")],
+    "admin": [("POST", "/v1/blacklist"), ("GET", "/v1/blobs"), ("GET", "/no/such/path")],
+}
+
+
+def test_a_token_opens_what_its_scope_names(start_nimbus: Callable[..., SecuredNimbus]) -> None:
+    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
+    with nimbus.client(Security()) as client:
+        for scope, opened in {"metrics": 1, "read": 2, "operate": 3, "admin": 4}.items():
+            login = {"Authorization": f"Bearer {make_token(SECRET, cast(Scope, scope), 60)}"}
+            for place, asked in enumerate(_ASKED.values()):
+                for method, path in asked:
+                    status = client.request(method, path, headers=login).status_code
+                    assert (status == 403) == (place >= opened), (scope, method, path, status)
+
+
+def test_a_changed_body_is_refused_before_anything_is_done(start_nimbus: Callable[..., SecuredNimbus]) -> None:
+    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
+    with nimbus.client(Security()) as client, nimbus.client() as friend:
+        signed = RequestHead("POST", httpx.URL(nimbus.url).netloc.decode(), "/v1/blacklist")
+        for body, content in ((b'{"add": ["a"]}', b'{"add": ["evil"]}'), (b"", b'{"add": ["evil"]}')):
+            header = sign(SECRET, signed, body_hash(body))
+            refused = client.post("/v1/blacklist", content=content, headers={"Authorization": header})
+            assert refused.status_code == 401, refused.text
+        assert friend.get("/v1/blacklist").json() == {"hosts": []}
 
 
 def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Callable[..., SecuredNimbus]) -> None:
@@ -94,7 +127,7 @@ def test_certificates_fail_closed(
     for wrong in (None, expired, certificate("daemon", by=trustme.CA())):
         assert shaken(nimbus, wrong, authority) == "refused"
     assert "a TLS client was refused" in caplog.text
-    assert {record.levelname for record in caplog.records if "TLS client" in record.message} == {"WARNING"}
+    assert {record.levelname for record in caplog.records if "TLS client" in record.getMessage()} == {"WARNING"}
     assert shaken(nimbus, certificate("daemon"), authority) == 200
     assert shaken(nimbus, certificate("ann"), authority) == 200
     assert shaken(nimbus, certificate("eve"), authority) == 403

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from storm_dagster.model.conf import load_cluster_conf, parse_assignments
+from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.exposure import check_exposure, make_private
-from storm_dagster.model.security import HIDDEN, Security, public_conf
+from storm_dagster.model.masking import HIDDEN, SECRET_KEYS, is_secret_key, public_conf
+from storm_dagster.model.security import Security
 from storm_dagster.model.spark_token import spark_token, with_spark_token
 
 SECRET = "a-secret-planted-for-tests-4711"
@@ -40,11 +42,11 @@ def test_the_secret_comes_from_a_file_of_its_owner(tmp_path: Path) -> None:
         Security.of(conf(storm__secret=SECRET, storm__secret__file=str(path)))
 
 
-@pytest.mark.parametrize("shown", ["", "a", SECRET[:-1], SECRET + "x", SECRET.upper(), "é" * 30, "\udcff"])
-def test_only_the_secret_matches(shown: str) -> None:
-    security = Security(SECRET)
-    assert security.matches(SECRET) and not security.matches(shown)
-    assert not Security().matches(shown), "without a secret nothing proves anything"
+def test_a_second_line_of_the_file_counts_too(tmp_path: Path) -> None:
+    path = private(tmp_path / "secret", f"{SECRET}\n{SECRET}-former\n")
+    security = Security.of(conf(storm__secret__file=str(path)))
+    assert security.secrets == (SECRET, f"{SECRET}-former") and SECRET not in repr(security)
+    assert Security().secrets == ()
 
 
 def test_what_is_derived_differs_by_purpose_and_betrays_nothing() -> None:
@@ -79,6 +81,49 @@ def test_a_shown_conf_hides_secrets_at_any_depth() -> None:
     assert given["storm.secret"] == SECRET, "the conf itself is left as it is"
 
 
+PLANTED: dict[str, object] = {
+    **{f"db.{name}": "planted" for name in ("password", "passwd", "pwd", "passphrase", "credential", "private.key")},
+    **dict.fromkeys(
+        ("PGPASSWORD", "AWS_ACCESS_KEY_ID", "apikey", "api_key", "SESSION_COOKIE", "sasl.jaas.config"), "planted"
+    ),
+    **{"db.password": 47114711, "db.passwords": [47114711, "planted"], "db.secret": {"value": "planted"}},
+    **{"kafka.token": ("planted",), "http.authorization": {"a": ["planted"]}},
+    "DATABASE_URL": "mysql://u:planted@h/db",
+    "topology.spark.remote": "sc://h:15002/;token=planted;user_id=me",
+    "blobstore.dir": "s3://KEY:planted@bucket/x",
+    "jdbc": "jdbc:postgresql://h/db?user=me&password=planted&ssl=true",
+    "my.headers": ["Authorization: Bearer planted-planted"],
+    "deep": [{"a": [{"api_token": "planted"}]}],
+}
+
+
+def test_no_planted_value_is_shown_in_a_conf_or_in_metadata() -> None:
+    shown = public_conf(PLANTED)
+    assert "planted" not in str(shown) and "47114711" not in str(shown)
+    assert shown["topology.spark.remote"] == f"sc://h:15002/;token={HIDDEN};user_id=me"
+    assert shown["db.secret"] == {"value": HIDDEN}
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    plain = {key: "value" for key in CONF_KEYS if not is_secret_key(key)}
+    assert set(CONF_KEYS) - set(plain) == SECRET_KEYS
+    assert public_conf(plain) == plain
+    given = {"token.ttl.secs": 60, "keyboard": "qwerty", "monkey": 1, "x.enabled": True, "path": "/a:b@c?x=1"}
+    assert public_conf(given) == given
+
+
+@pytest.mark.parametrize("value", [99887766554433221100, ["planted", 1], {"a": "planted"}, 1.5])
+def test_errors_name_the_key_and_not_the_value(tmp_path: Path, value: object) -> None:
+    for key in ("storm.secret", "storm.zookeeper.auth.payload"):
+        with pytest.raises(InvalidRequest, match=key) as refused:
+            conf().with_values({key: value}, "t")
+        assert "planted" not in refused.value.message and "998877" not in refused.value.message
+    path = private(tmp_path / "storm.yaml", 'storm.secret: "planted\nother: [')
+    with pytest.raises(InvalidRequest, match="line 2") as refused:
+        load_cluster_conf(tmp_path)
+    assert path.name in refused.value.message and "planted" not in refused.value.message
+
+
 def test_a_command_line_takes_no_secret() -> None:
     with pytest.raises(InvalidRequest, match=r"storm\.secret\.file") as refused:
         parse_assignments([f"storm.secret={SECRET}"])
@@ -104,6 +149,15 @@ def test_the_state_folder_is_closed_to_others(tmp_path: Path) -> None:
     shared.mkdir()
     shared.chmod(0o1777)
     assert make_private(shared).stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_the_state_folder_is_not_of_another_user(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 12_345, 12_345)
+    with pytest.raises(InvalidRequest, match="belongs to user 12345"):
+        make_private(home)
 
 
 @pytest.mark.parametrize("needs", ["secret or tls", "secret", "zookeeper auth"])

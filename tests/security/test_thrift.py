@@ -74,7 +74,7 @@ def test_a_certificate_names_its_user(
         for call in (mallory.getClusterInfo, mallory.getLeader, mallory.beginFileUpload):
             with pytest.raises(refusal, match="'mallory'"):
                 call()
-    audited = [record.message for record in caplog.records if record.name == "storm_dagster.audit"]
+    audited = [record.getMessage() for record in caplog.records if record.name == "storm_dagster.audit"]
     assert any("getNimbusConf of alice" in line for line in audited)
     assert any("getLeader of mallory" in line for line in audited)
 

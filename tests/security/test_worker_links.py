@@ -69,7 +69,7 @@ def test_an_outsider_is_refused(transports: Callable[[str], Transport], key: str
         return bool(received)
 
     eventually(friend_received, 20, "the friend's frame")
-    # The friend came through both later and slower than the stranger had time to.
+    # The friend came through both later and slower than the outsider had time to.
     for _ in range(20):
         outsider.flush(lambda *_: None)
         receiver.wait(0.02)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storm_dagster.model import paths
+from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.root import secure_root
 from storm_dagster.zk.session import ZkSession
-from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
 
 pytestmark = pytest.mark.zookeeper
+SECRET = "a-secret-planted-for-tests-4711"
 USER = "storm:planted-zookeeper-password"
 
 
@@ -51,7 +56,7 @@ def test_the_user_is_shown_again_in_a_new_connection(zk_conf: dict[str, Any]) ->
 def test_an_open_root_is_refused_once_a_user_is_configured(zk_conf: dict[str, Any]) -> None:
     with StormClusterState.open(zk_conf, create_root=True):
         pass
-    with pytest.raises(Conflict, match=r"world:anyone.*setAcl"):
+    with pytest.raises(Conflict, match=r"world:anyone.*zookeeper secure"):
         StormClusterState.open(secured(zk_conf))
     with StormClusterState.open(zk_conf) as unchanged:
         assert unchanged.cluster_id()
@@ -62,3 +67,43 @@ def test_a_payload_of_another_form_is_refused(zk_conf: dict[str, Any]) -> None:
         with pytest.raises(InvalidRequest, match="user:password") as refused:
             StormClusterState.open(secured(zk_conf, wrong))
         assert wrong not in refused.value.message.replace("user:password", "") or wrong == "storm"
+
+
+def test_a_secret_alone_gives_a_user(zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]) -> None:
+    """Whoever may write to ZooKeeper decides where clients send their requests and what supervisors run."""
+    with StormClusterState.open({**zk_conf, "storm.secret": SECRET}, create_root=True) as mine:
+        mine.state.create_node("/tasks/wc-1-1", b"table")
+        with pytest.raises(InvalidRequest, match="credentials"):
+            ZooKeeperClusterState(zk_connect()).set_data("/tasks/wc-1-1", b"forged")
+    assert SECRET not in str(zookeeper_payload({"storm.secret": SECRET}))
+    assert zookeeper_payload({"storm.secret": SECRET, "storm.zookeeper.auth.payload": USER}) == USER
+
+
+def test_an_existing_tree_is_closed_and_follows_the_secret(tmp_path: Path, zk_conf: dict[str, Any]) -> None:
+    with StormClusterState.open(zk_conf, create_root=True) as before:
+        before.state.create_node("/tasks/wc-1-1", b"table")
+    file = tmp_path / "secret"
+    auth: str | None = None
+    for lines in ([SECRET], [SECRET + "-new", SECRET], [SECRET + "-new"]):
+        file.touch(mode=0o600)
+        file.write_text("\n".join(lines))
+        conf = {**zk_conf, "storm.secret.file": str(file)}
+        auth = zookeeper_payload(conf)
+        session = open_session({**default_conf(), **conf})
+        assert auth is not None
+        # The first time half of it, as if it had been killed.
+        if len(lines) == 1 and lines == [SECRET]:
+            with pytest.raises(KeyboardInterrupt):
+                secure_root(session, auth, _interrupt)
+        secure_root(session, auth)
+        assert secure_root(session, auth) == 0
+        session.close()
+        with StormClusterState.open(conf) as mine:
+            assert mine.state.get_data("/tasks/wc-1-1") == b"table"
+    with pytest.raises(InvalidRequest, match="credentials"), StormClusterState.open(zk_conf) as outsider:
+        outsider.state.get_data("/tasks/wc-1-1")
+
+
+def _interrupt(seen: int) -> None:
+    if seen == 3:
+        raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,7 @@ from storm_dagster.spark.pinned import (
     pinned_id,
     remote_with_session,
 )
-from storm_dagster.spark.planner import ConnectPlanner, package_archive, plan_on_cluster
+from storm_dagster.spark.planner import ConnectPlanner, _ship_package, package_archive, plan_on_cluster
 from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
 from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster, warm_up
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -257,11 +258,18 @@ topologies: [{name: wc, spouts: {lines: {parallelism: 2}}}]
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_the_package_can_be_shipped_to_a_server_that_lacks_it(spark_remote: str) -> None:
-    archive = package_archive()
-    assert archive == package_archive()
+def test_the_package_can_be_shipped_to_a_server_that_lacks_it(
+    spark_remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = package_archive(tmp_path)
+    assert archive == package_archive(tmp_path)
     session = open_connect(spark_remote)
     session.addArtifacts(str(archive), pyfile=True)
     # The same file again, as the next process would send it.
     session.addArtifacts(str(archive), pyfile=True)
+    # As a run does it, for a server that is not on loopback: nothing stays in the temporary folder.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    _ship_package(session, "sc://elsewhere:15002")
+    assert list((tmp_path / "tmp").iterdir()) == []
     forget_session(session, release=True)

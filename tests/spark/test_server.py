@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment
+from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
 from storm_rigs.spark_server import SparkServer, wait_until_ready
 
 
@@ -27,20 +27,35 @@ def test_the_server_takes_the_clusters_spark_conf_but_not_where_it_listens() -> 
     assert settings_of(conf) == {"spark.jars.packages": "g:a:1", "spark.sql.ansi.enabled": "false"}
 
 
-def test_the_command_binds_to_loopback() -> None:
-    command = spark_connect_command(15999, memory="512m", local_dir=Path("/x"), conf={"spark.a": "b"})
+def test_the_settings_bind_to_loopback_and_stand_in_a_private_file(tmp_path: Path) -> None:
+    given = {"spark.a": "b", "spark.hadoop.fs.s3a.secret.key": "planted\\n"}
+    command = spark_connect_command(15999, tmp_path / "spark", memory="512m", conf=given)
     assert command[0].endswith("bin/spark-submit")
     assert command[-1] == "spark-internal"
+    path = Path(command[command.index("--properties-file") + 1])
+    settings = path.read_text().splitlines()
     assert command[command.index("--driver-memory") + 1] == "512m"
     for setting in (
         "spark.connect.grpc.binding.address=127.0.0.1",
         "spark.connect.grpc.binding.port=15999",
         "spark.driver.bindAddress=127.0.0.1",
         "spark.ui.enabled=false",
-        "spark.local.dir=/x",
+        "spark.authenticate=true",
+        f"spark.local.dir={tmp_path}/spark",
         "spark.a=b",
+        r"spark.hadoop.fs.s3a.secret.key=planted\\n",
     ):
-        assert setting in command
+        assert setting in settings
+    assert "planted" not in str(command) and path.stat().st_mode & 0o777 == 0o600
+    assert any(f'"-Djava.io.tmpdir={tmp_path}/spark"' in each for each in settings), "Spark's own would stay in /tmp"
+
+
+def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
+    for name in ("artifacts-1", "spark-1", "blockmgr-1", "warehouse"):
+        (tmp_path / "spark" / name / "x").mkdir(parents=True)
+    sweep_local_dir(tmp_path / "spark")
+    sweep_local_dir(tmp_path / "new")
+    assert [each.name for each in (tmp_path / "spark").iterdir()] == ["warehouse"] and (tmp_path / "new").is_dir()
 
 
 def test_the_environment_lets_python_workers_import_this_package() -> None:
@@ -52,11 +67,11 @@ def test_the_environment_lets_python_workers_import_this_package() -> None:
     assert "SPARK_REMOTE" not in environment
 
 
-def test_java_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(Unavailable, match="Java 17"):
-        spark_connect_command(15999)
+        spark_connect_command(15999, tmp_path)
 
 
 def test_a_server_that_ends_at_once_is_reported() -> None:

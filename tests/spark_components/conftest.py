@@ -33,7 +33,7 @@ class Server:
         self.remote = f"sc://127.0.0.1:{self.port}"
         conf = {"spark.ui.enabled": "true", "spark.ui.port": str(self._page)}
         self.process = subprocess.Popen(
-            spark_connect_command(self.port, local_dir=folder, conf=conf),
+            spark_connect_command(self.port, folder, conf=conf),
             env=spark_environment(),
             cwd=folder,
             stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storm_dagster.api import spark_bridge
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.testing.waiting import eventually
 
@@ -203,3 +204,32 @@ def test_a_batch_is_repeated_when_one_of_its_tasks_goes_away(endpoint: BatchEndp
     other.close()
     eventually(lambda: delivery.returned, timeout=10, what="the function's return")
     assert delivery.error is not None, "Spark must not commit"
+
+
+def test_untrusted_clients_keep_no_batch_out(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent connections are few at any time, and for a short time; Spark's own comes through."""
+    monkeypatch.setattr(spark_bridge, "_PROOF_SECS", 1.0)
+    silent = [socket.create_connection((endpoint.host, endpoint.port), timeout=20) for _ in range(60)]
+    try:
+        eventually(lambda: len(endpoint._unknown) <= 16, timeout=10, what="sixteen unknown connections at most")
+        batch = Delivery(endpoint, WORDS)
+        for _ in range(8):
+            endpoint.ack(take(endpoint)[0])
+        eventually(lambda: batch.returned, timeout=10, what="the acked batch")
+        assert batch.error is None
+        eventually(lambda: not endpoint._unknown, timeout=10, what="the end of the last unknown connection")
+        # Single bytes of an answer do not prolong it.
+        dripping = socket.create_connection((endpoint.host, endpoint.port), timeout=20)
+        silent.append(dripping)
+
+        def ended() -> bool:
+            try:
+                dripping.send(b"\0")
+            except OSError:
+                return True
+            return False
+
+        eventually(ended, timeout=10, what="the end of one that sends slowly")
+    finally:
+        for each in silent:
+            each.close()

@@ -52,7 +52,7 @@ class Recorder:
     def ack_all(self, tups: Any) -> None:
         self.acked += tups
 
-    def fail(self, tup: Tuple) -> None:
+    def fail(self, tup: Tuple, reason: Any = None) -> None:
         self.failed.append(tup)
 
     def error(self, error: BaseException, tup: Any = None) -> None:

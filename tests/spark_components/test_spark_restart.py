@@ -65,9 +65,10 @@ class Server:
         self._token = spark_token({}, folder)
 
     def start(self) -> None:
+        (self._folder / "spark").mkdir(exist_ok=True)
         with (self._folder / "spark.log").open("ab") as log:
             self.process = subprocess.Popen(
-                spark_connect_command(self.port, local_dir=self._folder / "spark"),
+                spark_connect_command(self.port, self._folder / "spark"),
                 env={**spark_environment(), SPARK_TOKEN: self._token},
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,

@@ -43,11 +43,16 @@ STAND_IN = '''\
     while True:
         count += 1
         if behaviour != "hang" or count < 3:
-            temporary = spec["heartbeat_path"] + ".tmp"
-            with open(temporary, "w") as beat:
-                json.dump({{"pid": os.getpid(), "time_boot": time.monotonic(), "count": count,
-                           "status": "running"}}, beat)
-            os.replace(temporary, spec["heartbeat_path"])
+            text = json.dumps({{"pid": os.getpid(), "time_boot": time.monotonic(), "count": count,
+                               "status": "running"}}).ljust(512)
+            if count == 1:
+                temporary = spec["heartbeat_path"] + ".tmp"
+                with open(temporary, "w") as beat:
+                    beat.write(text)
+                os.replace(temporary, spec["heartbeat_path"])
+                beats = os.open(spec["heartbeat_path"], os.O_WRONLY)
+            else:
+                os.pwrite(beats, text.encode(), 0)
         if os.path.exists(os.path.join(spec["home"], "supersede")):
             sys.exit(3)
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -163,3 +164,23 @@ def test_a_stop_ends_a_download(make: Callable[..., Localizer], blob_server: Blo
     blob_server.put_code(CODE)
     with pytest.raises(Unavailable, match="stops"):
         make(stop=stop).fetch(CODE)
+
+
+def test_code_that_the_leader_did_not_record_is_not_taken(
+    make: Callable[..., Localizer], blob_server: BlobServer
+) -> None:
+    """Also when a nimbus announces the hash of what it serves, or it lies in the cache or on the disk already."""
+    blob_server.put_code(CODE)
+    good = dict(blob_server.blobs)
+    true = {key: hashlib.sha256(content).hexdigest() for key, content in good.items()}
+    blob_server.put_code(CODE, archive=zip_bytes({"wc.py": b"x = 'evil'\n"}))
+    recorded: dict[str, str] = {}
+    localizer = make(expected=recorded.get)
+    localizer.fetch(CODE)
+    recorded.update(true)
+    assert localizer.local(CODE) is None
+    with pytest.raises(Corrupt, match=r"the assignment of the leader says [0-9a-f]{64}"):
+        localizer.fetch(CODE)
+    blob_server.blobs.update(good)
+    assert (localizer.fetch(CODE).path / "code/wc.py").read_text() == "x = 1\n"
+    assert localizer.local(CODE) is not None

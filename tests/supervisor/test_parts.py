@@ -239,6 +239,16 @@ def test_the_command_is_a_list_and_the_environment_has_the_archive_first(tmp_pat
     assert (first, others) == (str(root), ["/mine", "/also"])
     assert (Path(last) / "storm_dagster").is_dir()
     assert (environment["HOME"], environment["N"]) == ("/h", "3")
+    ours = {
+        "AWS_SECRET_ACCESS_KEY": "k",
+        "AWS_REGION": "r",
+        "DAGSTER_POSTGRES_PASSWORD": "p",
+        "LC_ALL": "C",
+        "TZ": "UTC",
+    }
+    assert worker_environment(ours, {}, root, tmp_path).keys() & ours.keys() == {"LC_ALL", "TZ"}
+    allowed = worker_environment(ours, {}, root, tmp_path, ["AWS_*"]).keys() & ours.keys()
+    assert allowed == {"AWS_SECRET_ACCESS_KEY", "AWS_REGION", "LC_ALL", "TZ"}
     with pytest.raises(InvalidTopology, match=r"topology\.environment"):
         worker_environment({}, {"topology.environment": {"A=B": "x"}}, root, tmp_path)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,9 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.blob_server import BlobServer, zip_bytes
 from storm_rigs.storm_client import as_storm
@@ -47,6 +53,17 @@ def rig(
         arguments = Path(f"/proc/{start['pid']}/cmdline")
         if arguments.exists() and str(home).encode() in arguments.read_bytes():
             os.kill(start["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; only root may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() or subprocess.call(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]):
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.check_call(["umount", "-l", folder])
 
 
 def test_a_worker_is_started_with_everything_it_needs(rig: SupervisorRig) -> None:
@@ -373,6 +390,34 @@ def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Su
     assert "names 6900 twice" in rig.log("s2")
 
 
+def test_a_supervisor_of_the_same_id_elsewhere_is_refused_until_the_first_is_gone(
+    rig: SupervisorRig, tmp_path: Path
+) -> None:
+    """A copied HOME, or the same ``--id`` on another host: whoever is there first keeps the id and its workers."""
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    first = rig.supervisor()
+    eventually(lambda: 6900 in rig.running(), what="the worker")
+    before = eventually(rig.info, what="the first one's record")
+    twin = SupervisorRig(tmp_path / "copy", rig.conf, rig.cluster, rig.blobs, rig.python, rig.started)
+    shutil.copytree(rig.home, twin.home)
+    (twin.home / "starts").unlink()
+    (twin.home / "supervisor-s1.log").unlink()
+    shutil.rmtree(twin.home / "workers")
+    twin.supervisor()
+    eventually(lambda: "a supervisor with id 's1' lives already" in twin.log(), what="the refusal", timeout=60)
+    count = before.count
+    eventually(lambda: (now := rig.info()) is not None and now.count > count + 1, what="more heartbeats", timeout=60)
+    now = rig.info()
+    assert now is not None and (now.place, now.started) == (before.place, before.started)
+    assert twin.starts() == [] and len(rig.starts()) == 1
+    first.kill()
+    eventually(
+        lambda: (info := twin.info()) is not None and info.place != before.place, what="the other one", timeout=60
+    )
+    eventually(lambda: "the cluster can be read again" in twin.log(), what="the end of the refusal")
+
+
 def test_supervisors_share_a_home_without_touching_each_others_workers(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
@@ -417,6 +462,39 @@ def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: SupervisorRi
     rig.supervisor(supervisor__health__check__dir=str(scripts))
     eventually(lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="its slots again")
     eventually(lambda: rig.running(), what="its worker")
+
+
+@pytest.mark.long
+def test_a_full_disk_ends_no_worker_and_withdraws_the_free_slots(small_disk: Path, rig: SupervisorRig) -> None:
+    """Who runs goes on and keeps its slot, until there is room again."""
+    rig.home = small_disk
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor(supervisor__worker__timeout__secs=5)
+    eventually(lambda: 6900 in rig.running(), what="the worker")
+    pid = rig.running()[6900]
+    beat = HeartbeatThread(small_disk / "beat.json", 0.05, lambda: time.monotonic_ns(), lambda: "running")
+    beat.start()
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(512))
+    eventually(lambda: (info := rig.info()) is not None and info.ports == (6900,), what="the withdrawal", timeout=60)
+    before = HeartbeatFile.read(small_disk / "beat.json")
+    assert before is not None
+
+    def beats_go_on() -> bool:
+        now = HeartbeatFile.read(small_disk / "beat.json")
+        return now is not None and now.count > before.count + 100
+
+    eventually(beats_go_on, what="beats of a real worker's thread", timeout=60)
+    beat.stop()
+    assert rig.running() == {6900: pid}
+    filler.unlink()
+    eventually(lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="all slots", timeout=60)
+    assert rig.running() == {6900: pid} and len(rig.starts()) == 1
+    rig.started[0].kill()
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_damaged_assignment_changes_nothing(rig: SupervisorRig) -> None:

@@ -1,4 +1,4 @@
-"""The port against strangers: whatever they send, memory stays bounded and others are served."""
+"""The port against untrusted clients: whatever they send, memory stays bounded and others are served."""
 
 from __future__ import annotations
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import socket
 import struct
 import zipfile
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
-import streamparse.thrift as storm
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.utils import serialize
 
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.core.upgrade.selection import Selection
+from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.run_file import RunFile
 from storm_dagster.nimbus.thrift.handler import REFUSED
 from storm_dagster.nimbus.thrift.idl import decoder, encode_call, load_idl
-from storm_rigs.thrift_nimbus import Start
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.archives import pack_archive
+from storm_rigs.thrift_nimbus import Start, ThriftNimbus
+from storm_rigs.world import World
+
+# Made when it is imported, from the definition file of Storm: no type checker knows what it has.
+storm = importlib.import_module("streamparse.thrift")
 
 
-def topology(**conf: object) -> storm.StormTopology:
+def topology(**conf: object) -> Any:  # A structure whose fields no type checker knows.
     common = storm.ComponentCommon(
         inputs={},
         streams={"default": storm.StreamInfo(output_fields=["word"], direct=False)},
@@ -45,7 +60,7 @@ def upload(client, raw: bytes) -> str:
     return location
 
 
-def test_every_method_answers_a_call_without_arguments(nimbus) -> None:
+def test_every_method_answers_a_call_without_arguments(nimbus: ThriftNimbus) -> None:
     """Clients may leave out whatever they like: the answer is a value or an error that says what is missing."""
     service = load_idl().Nimbus
     assert set(storm.Nimbus.thrift_services) <= set(service.thrift_services)
@@ -60,9 +75,10 @@ def test_every_method_answers_a_call_without_arguments(nimbus) -> None:
             if kind == 3:
                 error = TApplicationException()
                 error.read(protocol)
-                assert "inside nimbus" not in error.message, name
-                assert ("is not served: " in error.message) is (name in REFUSED), error.message
-                assert "has no method" not in error.message
+                message = error.message or ""
+                assert message and "inside nimbus" not in message, name
+                assert ("is not served: " in message) is (name in REFUSED), message
+                assert "has no method" not in message
             else:
                 result = getattr(service, f"{name}_result")()
                 result.read(protocol)
@@ -97,8 +113,8 @@ def required_fields(value: object, where: str = "") -> list[str]:
     elif isinstance(value, list):
         for item in value:
             missing += required_fields(item, where)
-    elif hasattr(value, "thrift_spec"):
-        for entry in value.thrift_spec.values():
+    else:
+        for entry in getattr(value, "thrift_spec", {}).values():
             inner = getattr(value, entry[1])
             if inner is None and entry[-1]:
                 missing.append(f"{where}.{entry[1]}")
@@ -106,7 +122,7 @@ def required_fields(value: object, where: str = "") -> list[str]:
     return missing
 
 
-def test_an_empty_cluster_answers_every_question(nimbus) -> None:
+def test_an_empty_cluster_answers_every_question(nimbus: ThriftNimbus) -> None:
     client, newer = nimbus.client(), nimbus.client(ours=True)
     summary = client.getClusterInfo()
     assert summary.topologies == [] and summary.supervisors == []
@@ -137,7 +153,7 @@ def test_an_empty_cluster_answers_every_question(nimbus) -> None:
             call()
 
 
-def test_refused_methods_say_why(nimbus) -> None:
+def test_refused_methods_say_why(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     for call in (
         lambda: client.debug("x", "", True, 10.0),
@@ -148,7 +164,7 @@ def test_refused_methods_say_why(nimbus) -> None:
         assert caught.value.type == TApplicationException.UNKNOWN_METHOD
 
 
-def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus) -> None:
+def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     for call in (
         lambda: client.setLogConfig("x", storm.LogConfig()),
@@ -159,7 +175,7 @@ def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus) -> None:
             call()
 
 
-def test_a_name_that_cannot_be_is_refused(nimbus) -> None:
+def test_a_name_that_cannot_be_is_refused(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     assert client.isTopologyNameAllowed("word-count_1.2") is True
     for name in ("", "a b", "a/b", "12345", "null", "x" * 201, "é", None):
@@ -168,7 +184,7 @@ def test_a_name_that_cannot_be_is_refused(nimbus) -> None:
 
 
 @pytest.mark.parametrize("user", ["x;touch p", "`id`", "$(id)", "a\nb", "a\0b", "../x", "x" * 300])
-def test_no_user_name_reaches_a_command(nimbus, user: str) -> None:
+def test_no_user_name_reaches_a_command(nimbus: ThriftNimbus, user: str) -> None:
     with pytest.raises(storm.AuthorizationException, match="not a user name"):
         nimbus.client().getTopologyHistory(user)
 
@@ -179,7 +195,7 @@ def test_secrets_are_not_in_any_conf(start_nimbus: Start) -> None:
     assert "planted-secret" not in text and json.loads(text)["storm.zookeeper.auth.scheme"] == "digest"
 
 
-def test_what_is_wrong_is_said_before_anything_is_stored(nimbus, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_anything_is_stored(nimbus: ThriftNimbus, tmp_path: Path) -> None:
     client = nimbus.client()
     location = upload(client, jar(tmp_path))
     text = upload(client, b"no archive at all")
@@ -250,7 +266,7 @@ def test_a_frame_over_the_limit_ends_its_connection_and_nothing_else(start_nimbu
     client.finishFileUpload(location)
 
 
-def test_random_bytes_at_a_real_nimbus(nimbus) -> None:
+def test_random_bytes_at_a_real_nimbus(nimbus: ThriftNimbus) -> None:
     whole = serialize(topology())
     for cut in range(0, len(whole), 7):
         frame = struct.pack("!HBBi", 0x8001, 0, 1, 14) + b"submitTopology" + struct.pack("!i", 1)
@@ -261,3 +277,44 @@ def test_random_bytes_at_a_real_nimbus(nimbus) -> None:
             while link.recv(65536):
                 pass
     assert nimbus.lives()
+
+
+def test_readers_show_the_code_and_conf_that_run_after_an_upgrade(start_nimbus: Start) -> None:
+    """Thrift and REST; the blobs of the former code are gone, so that whoever still looks at them fails."""
+    nimbus = start_nimbus()
+    record = RunFile.read(RunFile.path_of(nimbus.home, "nimbus", nimbus.id))
+    assert record is not None
+    blobs = LocalBlobStore(nimbus.home / "nimbus" / nimbus.id / "blobs")
+    with StormClusterState.open(nimbus.conf) as cluster, closing(nimbus.client(ours=True)) as client:
+        world = World(cluster, blobs, dict(nimbus.conf))
+        world.supervisor("s1")
+        conf = {"topology.workers": 2, "topology.master.single.worker": True}
+        topology_id = world.submit("wc", conf={**conf, "my.key": "old"})
+        world.upload("new", conf={**conf, "my.key": "new"}, archive=pack_archive("new"))
+        lifecycle.gray_upgrade(world.context(), "wc", Selection(number=1), handle="new")
+        lifecycle.complete_upgrade(world.context(), "wc")
+        code_dir = world.named().code_dir
+        assert code_dir != topology_id
+        for key in (jar_key(topology_id), conf_key(topology_id), code_key(topology_id)):
+            blobs.delete(key)
+        world.run_workers(topology_id)
+        eventually(
+            lambda: json.loads(client.getTopologyConf(topology_id))["my.key"] == "new", timeout=60, ignore=(Exception,)
+        )
+        assert json.loads(client.getTopologyPageInfo(topology_id, ":all-time", True).topology_conf)["my.key"] == "new"
+        assert (
+            set(client.getTopology(topology_id).bolts)
+            > set(client.getUserTopology(topology_id).bolts)
+            == {"split", "count"}
+        )
+        assert client.getTopologyInfo(topology_id).replication_count == 1
+        assert [each.replication_count for each in client.getClusterInfo().topologies] == [1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{record.ports['http']}") as http:
+            page = http.get(f"/api/v1/topology/{topology_id}").raise_for_status().json()
+            assert page["configuration"]["my.key"] == "new"
+            for path in (
+                f"/api/v1/topology/{topology_id}/component/split",
+                f"/api/v1/topology/{topology_id}/visualization",
+                "/v1/topologies/wc/placement?task=1",
+            ):
+                http.get(path).raise_for_status()

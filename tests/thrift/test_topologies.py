@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
-import streamparse.thrift as storm
+from thriftpy2.thrift import TPayload
 
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import GroupingSpec
@@ -16,19 +17,21 @@ from storm_dagster.model.topology import (
     StreamSpec,
     TopologySpec,
 )
-from storm_dagster.nimbus.thrift.from_storm import read_topology_struct
-from storm_dagster.nimbus.thrift.to_storm import topology_struct
+from storm_dagster.nimbus.thrift.structures import read_topology_struct, topology_struct
+
+# Made when it is imported, from the definition file of Storm: no type checker knows what it has.
+storm = importlib.import_module("streamparse.thrift")
 
 SHELL = storm.ComponentObject(shell=storm.ShellComponent(execution_command="streamparse_run", script="-s json a.B"))
 
 
-def common(grouping: storm.Grouping | None = None, **more: object) -> storm.ComponentCommon:
+def common(grouping: TPayload | None = None, **more: object) -> TPayload:
     inputs = {} if grouping is None else {storm.GlobalStreamId(componentId="s", streamId="default"): grouping}
     streams = {"default": storm.StreamInfo(output_fields=["word"], direct=False)}
     return storm.ComponentCommon(inputs=inputs, streams=streams, **more)
 
 
-def topology(bolt: storm.ComponentObject = SHELL, **more: object) -> storm.StormTopology:
+def topology(bolt: TPayload = SHELL, **more: object) -> TPayload:
     shuffle = storm.Grouping(shuffle=storm.NullStruct())
     bolts = {"b": storm.Bolt(bolt_object=bolt, common=more.pop("common", common(shuffle)))}
     spouts = {"s": storm.SpoutSpec(spout_object=SHELL, common=common())}
@@ -60,12 +63,12 @@ def test_a_shell_component_keeps_its_command_conf_and_parallelism() -> None:
         (storm.Grouping(local_or_shuffle=storm.NullStruct()), "local_or_shuffle"),
     ],
 )  # fmt: skip
-def test_each_grouping_of_storm_is_read_as_ours(grouping: storm.Grouping, wanted: str) -> None:
+def test_each_grouping_of_storm_is_read_as_ours(grouping: TPayload, wanted: str) -> None:
     spec = read_topology_struct(topology(common=common(grouping)), "x")
     assert spec.bolts["b"].inputs[0].grouping.type == wanted
 
 
-def java(name: str, *strings: str) -> storm.JavaObject:
+def java(name: str, *strings: str) -> TPayload:
     return storm.JavaObject(full_class_name=name, args_list=[storm.JavaObjectArg(string_arg=s) for s in strings])
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 
 import pytest
-import streamparse.thrift as storm
-from thriftpy2.thrift import TApplicationException
+from thriftpy2.thrift import TApplicationException, TPayload
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.thrift_nimbus import Start
+from storm_rigs.thrift_nimbus import Start, ThriftNimbus
+
+# Made when it is imported, from the definition file of Storm: no type checker knows what it has.
+storm = importlib.import_module("streamparse.thrift")
 
 
-def leftovers(nimbus) -> list[str]:
+def leftovers(nimbus: ThriftNimbus) -> list[str]:
     return [path.name for path in nimbus.inbox.iterdir()]
 
 
-def test_a_file_comes_back_as_it_went(nimbus) -> None:
+def test_a_file_comes_back_as_it_went(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     raw = os.urandom(700_001)
     location = client.beginFileUpload()
@@ -37,7 +40,7 @@ def test_a_file_comes_back_as_it_went(nimbus) -> None:
 
 
 @pytest.mark.parametrize("location", ["", "nope", "../../etc/passwd", "/etc/passwd", "a" * 5000, "\0"])
-def test_unknown_handles_are_unknown_whatever_they_look_like(nimbus, location: str) -> None:
+def test_unknown_handles_are_unknown_whatever_they_look_like(nimbus: ThriftNimbus, location: str) -> None:
     client = nimbus.client()
     for call in (
         lambda: client.uploadChunk(location, b"x"),
@@ -56,7 +59,7 @@ def test_unknown_handles_are_unknown_whatever_they_look_like(nimbus, location: s
     assert leftovers(nimbus) == []
 
 
-def topology() -> storm.StormTopology:
+def topology() -> TPayload:
     common = storm.ComponentCommon(
         inputs={}, streams={"default": storm.StreamInfo(output_fields=["word"], direct=False)}
     )
@@ -77,7 +80,7 @@ def test_idle_uploads_and_downloads_expire_and_leave_nothing(start_nimbus: Start
     kept = client.beginFileUpload()
 
     def only_one_is_left() -> bool:
-        client.uploadChunk(kept, b"y")  # Each chunk begins the time anew.
+        client.uploadChunk(kept, b"y")  # Each chunk begins the time from zero.
         return len(leftovers(nimbus)) == 1
 
     eventually(only_one_is_left, 60, "the end of what nobody goes on with", interval=0.2)
@@ -112,7 +115,7 @@ def get(client, key: str) -> bytes:
     return b"".join(iter(lambda: client.downloadBlobChunk(session), b""))
 
 
-def test_blobs_by_storm_s_rules(nimbus) -> None:
+def test_blobs_by_storm_s_rules(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     # Created, deleted, created again, updated; an update that is not finished is not seen.
     put(client, "test", b"1")
@@ -153,14 +156,14 @@ def test_blobs_by_storm_s_rules(nimbus) -> None:
 
 
 @pytest.mark.parametrize("key", ["", ".", "..", "a/b", "../x", "é", "x" * 300, None])
-def test_keys_that_are_none(nimbus, key: str | None) -> None:
+def test_keys_that_are_none(nimbus: ThriftNimbus, key: str | None) -> None:
     client = nimbus.client()
     for call in (lambda: client.beginCreateBlob(key, None), lambda: client.beginBlobDownload(key)):
         with pytest.raises((TApplicationException, storm.KeyNotFoundException)):
             call()
 
 
-def test_the_system_s_blobs_are_closed(nimbus) -> None:
+def test_the_system_s_blobs_are_closed(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     for key in ("staging.t.conf", "upload.x.archive", "staging-of.x"):
         with pytest.raises(storm.AuthorizationException, match="belongs to the system"):
@@ -169,7 +172,7 @@ def test_the_system_s_blobs_are_closed(nimbus) -> None:
             client.deleteBlob(key)
 
 
-def test_listing_goes_by_pages_of_a_hundred(nimbus) -> None:
+def test_listing_goes_by_pages_of_a_hundred(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     store = LocalBlobStore(nimbus.home / "nimbus" / nimbus.id / "blobs")
     for number in range(103):
@@ -181,7 +184,7 @@ def test_listing_goes_by_pages_of_a_hundred(nimbus) -> None:
     assert first.keys + second.keys == [f"zz {number:03}" for number in range(103)]
 
 
-def test_large_content_has_its_hash(nimbus) -> None:
+def test_large_content_has_its_hash(nimbus: ThriftNimbus) -> None:
     client = nimbus.client()
     raw = os.urandom(3_000_000)
     put(client, "large", raw[:1_000_000], raw[1_000_000:])

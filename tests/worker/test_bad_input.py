@@ -86,8 +86,8 @@ class Sink(Bolt):
 REMEDIES = {
     "the database is not there yet": "OSError",
     "declares: 'default'; add it to outputs": "'elsewhere'",
-    "emits 0 values on stream 'default', which has 1 fields (word): emit a value for each": "component 'wrong'",
-    "emits 2 values on stream 'default', which has 1 fields (word)": "component 'wrong'",
+    # Two tuples, of 0 and of 2 values, raise it in one line: one record, which counts.
+    "values on stream 'default', which has 1 fields (word): emit a value for each": "component 'wrong'",
     "wrap it in [ ]": "str 'text'",
     "emit text, numbers, bytes, lists, maps": "task 1: field 'word' of stream 'default' is of type object, which cannot travel",
     "send a reference to it (a path, a key)": f"over the limit of {MAX_FRAME_BYTES}",
@@ -140,6 +140,8 @@ def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(
         assert len(found) == 1, (remedy, [error.error[:200] for error in errors])
         assert found[0].task == 1
     assert len(errors) == len(REMEDIES)
+    (counted,) = [error.count for error in errors if "emit a value for each" in error.error]
+    assert counted == 2
     (blocked,) = [error.error for error in errors if "It is at:" in error.error]
     line = 1 + CODE.splitlines().index("            time.sleep(2.5)")
     assert f'rig_code.py", line {line}, in process' in blocked and "time.sleep(2.5)" in blocked

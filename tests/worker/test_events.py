@@ -114,14 +114,19 @@ class Daily(WindowedBolt):
         self.dagster.materialize("lake/window", metadata={"rows": len(window)})
 
 
-def test_the_tuples_of_a_window_wait_for_its_event() -> None:
+def test_the_event_of_a_window_is_kept_until_dagster_has_it(tmp_path: Path) -> None:
     given = {"hours": [[1], [2]]}
-    with TopologyHarness(topology(Daily), given, simulated=True) as harness:
+    with TopologyHarness(topology(Daily), given, state_dir=tmp_path, simulated=True) as harness:
         harness.dagster_up = False
-        assert harness.advance(12).acked["hours"] == []
-        harness.dagster_up = True
-        assert sorted(harness.advance(5).acked["hours"]) == [0, 1]
+        assert sorted(harness.advance(12).acked["hours"]) == [0, 1]
+        assert harness.dagster_events == []
+    # As after a restart of the worker: the window is over, its event is in the checkpoint.
+    with TopologyHarness(topology(Daily), {"hours": []}, state_dir=tmp_path, simulated=True) as harness:
+        harness.advance(5)
         assert [one.metadata for one in harness.dagster_events] == [{"rows": 2}]
+    with TopologyHarness(topology(Daily), {"hours": []}, state_dir=tmp_path, simulated=True) as harness:
+        harness.advance(5)
+        assert harness.dagster_events == []
 
 
 class Flood(Bolt):

@@ -14,7 +14,7 @@ import pytest
 
 from storm_dagster.api import BatchingBolt, Bolt, Grouping, Spout, StatefulBolt, Topology, TopologyBuilder, Tuple
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.engine.native import NativeEngine
@@ -120,16 +120,21 @@ def harness_of(bolt: type[Bolt], kind: str, tmp_path: Path, **options: Any) -> T
     )
 
 
+def run_with_ticks(harness: TopologyHarness) -> HarnessResult:
+    """The result after three runs with a tick each, in which a bolt that batches hands on, and a last one."""
+    for _ in range(3):
+        harness.run(timeout=30)
+        harness.tick("once")
+    return harness.run(timeout=30)
+
+
 @pytest.mark.parametrize("kind", ["exit", "cancel"])
 @pytest.mark.parametrize("bolt", KINDS)
 def test_what_is_no_exception_restarts_the_task_and_its_tuple_is_replayed(
     bolt: type[Bolt], kind: str, tmp_path: Path
 ) -> None:
     with harness_of(bolt, kind, tmp_path) as harness:
-        for _ in range(3):
-            harness.run(timeout=30)
-            harness.tick("once")
-        result = harness.run(timeout=30)
+        result = run_with_ticks(harness)
         assert sorted(result.acked["numbers"]) == list(range(5))
         assert 0 in result.failed["numbers"]
         assert len(set(result.failed["numbers"])) == len(result.failed["numbers"])
@@ -145,10 +150,7 @@ def test_an_emit_that_fails_rejects_its_input_whatever_runs_the_bolt(
     bolt: type[Bolt], kind: str, tmp_path: Path
 ) -> None:
     with harness_of(bolt, kind, tmp_path) as harness:
-        for _ in range(3):
-            harness.run(timeout=30)
-            harness.tick("once")
-        result = harness.run(timeout=30)
+        result = run_with_ticks(harness)
         failed = result.failed["numbers"]
         assert sorted(result.acked["numbers"]) == list(range(5)) and 0 in failed
         assert bolt is OnceBatching or failed == [0]

@@ -9,6 +9,7 @@ import pytest
 
 from storm_dagster.api import BatchingBolt, Bolt, Grouping, ReliableSpout, Spout, Stream, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
+from storm_dagster.worker.tasks.spouts import SpoutBase
 
 
 class Sentences(Spout):
@@ -123,6 +124,19 @@ def test_a_reliable_spout_gives_up_after_max_fails() -> None:
         spout = harness.tasks("spout")[0]
         assert len(result.errors) == 4
         assert not spout.unacked_tuples and not spout.failed_tuples
+
+
+def test_trees_that_are_lost_again_and_again_fail_once_a_second() -> None:
+    """A spout that gives up after three fails outlives a move that loses its replays."""
+    failed: list[float] = []
+    with TopologyHarness(GivesUp, simulated=True) as harness:
+        (spout,) = [runner for runner in harness.engine.runners.values() if isinstance(runner, SpoutBase)]
+        for tenth in range(10, 36):
+            spout.pending.entries[tenth] = ((1, "default", None), 0.0)
+            spout.lost.append(tenth)
+            spout.deliver_verdicts(tenth / 10, lambda acked, _, now=tenth / 10: failed.append(now))
+    assert sorted({*failed}) == [1.0, 2.0, 3.0]
+    assert len(spout.lost) == 5
 
 
 class Joins(Bolt):

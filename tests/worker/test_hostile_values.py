@@ -225,7 +225,7 @@ class Program(ShellBolt):
 
 
 def values() -> Any:
-    # Made anew for each example: what cannot be shown cannot be an argument of a test either.
+    # Made for each example: what cannot be shown cannot be an argument of a test either.
     return st.sampled_from(sorted(MAKE))
 
 

@@ -12,7 +12,7 @@ from storm_dagster.api import TaskState
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.worker.runtime.lease import WorkerLease
-from storm_dagster.worker.runtime.process import ErrorReporter
+from storm_dagster.worker.runtime.process import ErrorReporter, error_group
 
 
 class Session:
@@ -55,15 +55,41 @@ def test_a_new_session_does_not_renew_the_lease_of_the_old_one() -> None:
 def test_errors_are_throttled_by_task() -> None:
     now = [0.0]
     seen: list[int] = []
+    counted: list[int] = []
+
+    def record(task: int, component: str, text: str, secs: int, group: str) -> None:
+        (seen if text else counted).append(task)
+
     conf = {"topology.error.throttle.interval.secs": 10, "topology.max.error.report.per.interval": 2}
-    report = ErrorReporter(conf, lambda task, component, text, secs: seen.append(task), lambda: now[0])
+    report = ErrorReporter(conf, record, lambda: now[0])
     for _ in range(5):
         report(1, "a", ValueError("x"), "process")
     report(2, "b", ValueError("x"), "process")
-    assert seen == [1, 1, 2]
+    assert seen == [1, 1, 2] and counted == [1, 1, 1]
     now[0] = 10.5
     report(1, "a", ValueError("x"), "process")
     assert seen == [1, 1, 2, 1]
+
+
+def raised(message: str, deeper: bool = False) -> Exception:
+    def inner() -> None:
+        raise ValueError(message)
+
+    try:
+        if deeper:
+            inner()
+        raise ValueError(message)
+    except ValueError as error:
+        return error
+
+
+def test_errors_of_one_place_are_one_group() -> None:
+    assert error_group(raised("13"), "process") == error_group(raised("14"), "process")
+    assert error_group(raised("13"), "process") != error_group(raised("13"), "process_tick")
+    assert error_group(raised("13"), "process") != error_group(raised("13", deeper=True), "process")
+    assert error_group(ValueError("13"), "process") == error_group(ValueError("13"), "process")
+    assert error_group(ValueError("13"), "process") != error_group(ValueError("14"), "process")
+    assert len(error_group(ValueError("\udc80" * 1000), "process").encode()) < 3000
 
 
 def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -113,3 +139,37 @@ def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_o
     table.receive(report(1, 2, 3), 132.0)
     assert table.beats(133.0, 30, (1, 2, 3), 120).dead == ""
     assert table.beats(163.0, 30, (1, 2, 3), 120).dead == "1-3"  # reported, then silent
+
+
+def test_a_topology_master_judges_the_placement_that_it_names_and_the_processes_of_now() -> None:
+    from storm_dagster.model.wire import TaskReport, WorkerReport
+    from storm_dagster.worker.dataplane.placement import Placement
+    from storm_dagster.worker.engine.master import TopologyMasterTable
+
+    def report(port: int, *tasks: int) -> WorkerReport:
+        return WorkerReport(
+            node="s1", host="h", port=port, pid=7, count=1, uptime_secs=0, version=0, status="running",
+            tasks={str(task): TaskReport(component="b", status="running") for task in tasks}, system={},
+        )  # fmt: skip
+
+    def placed(version: int, tokens: dict[str, int], **tasks: int) -> Placement:
+        slots = {int(task[1:]): ("s1", port) for task, port in tasks.items()}
+        running = {token: ("s1", port) for token, port in tokens.items()}
+        return Placement(version, slots, {}, {}, frozenset(), frozenset(), running)
+
+    def judged(now: float) -> tuple[int, str]:
+        beats = table.beats(now, 30, (1, 2), 120)
+        return beats.version, beats.dead
+
+    table = TopologyMasterTable("t-1-1", 9)
+    table.follow(placed(0, {"a": 1, "b": 2}, t1=1, t2=2))
+    table.receive(report(1, 1), 0.0)
+    table.receive(report(2, 2), 0.0)
+    assert judged(31.0) == (0, "1-2")
+    # Task 1 was moved: what its former slot said, also too late, is nothing about the new one.
+    table.follow(placed(1, {"a": 1, "b": 2}, t1=3, t2=2))
+    table.receive(report(1, 1), 32.0)
+    assert judged(63.0) == (1, "2")
+    # Another process in the slot of task 2 has its own time.
+    table.follow(placed(1, {"c": 2}, t1=3, t2=2))
+    assert judged(64.0) == (1, "")

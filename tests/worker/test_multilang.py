@@ -227,7 +227,7 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert errors == ["this one fails"]
     assert any(f"task {split.task_id} of split is ready" in message for message in caplog.messages)
     assert any("a word on standard error" in message for message in caplog.messages)
-    assert [record.levelname for record in caplog.records if "is ready" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "is ready" in record.getMessage()] == ["WARNING"]
 
 
 def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:

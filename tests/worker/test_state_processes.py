@@ -17,7 +17,7 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.model.security import Security
 from storm_dagster.model.wire import StateQuestion
-from storm_dagster.nimbus.requests.keyed_state import read_state
+from storm_dagster.nimbus.requests.task_pages import read_state
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.stateful import KeyedState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -239,3 +239,67 @@ def test_state_follows_its_tasks_to_other_workers_and_more_tasks(make_rig: Calla
     assert len(list(folder.glob("000002/*.log"))) == 3
     assert {slot: process.pid for slot, process in rig.processes.items()} == pids
     assert all(process.poll() is None for process in rig.processes.values())
+
+
+def on_two_hosts(rig: WorkerRig) -> tuple[tuple[str, int], tuple[str, int]]:
+    """A slot on each of two hosts, whose workers have a HOME each."""
+    for number in (1, 2):
+        rig.hosts[f"s{number}"], rig.homes[f"s{number}"] = f"127.0.0.{number}", rig.folder / f"home{number}"
+        rig.homes[f"s{number}"].mkdir()
+    return ("s1", free_port()), ("s2", free_port())
+
+
+def errors(rig: WorkerRig) -> str:
+    """Texts of all errors of the topology."""
+    return "\n".join(one.error for each in rig.cluster.errors_by_component(rig.topology_id).values() for one in each)
+
+
+@pytest.mark.long
+def test_hosts_that_share_no_storage_are_seen_and_those_that_do_run(make_rig: Callable[..., WorkerRig]) -> None:
+    rig = make_rig({"rig.pause": 0.0005, "topology.state.shared": True})
+    one, two = on_two_hosts(rig)
+    rig.assign({one: "1,5-7", two: "2"})
+    rig.start(*one)
+    rig.start(*two)
+    eventually(lambda: "is not the folder that they see" in errors(rig), timeout=60, what="the other host refuses")
+    text = errors(rig)
+    assert "topology.state.local: true" in text and "(count)" in text and "127.0.0.1, 127.0.0.2" in text
+    # The same storage on both: the marker of the first one is there.
+    (marker,) = rig.folder.glob("home*/state/wc/.shared-*")
+    other = rig.folder / ("home2" if "home1" in str(marker) else "home1") / "state"
+    if other.exists():
+        other.rename(other.with_name("away"))
+    other.symlink_to(marker.parent.parent)
+    eventually(rig.running, timeout=60, what="both run on one storage")
+    eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
+    rig.homes.clear()
+    assert not (rig.folder / "state").exists()
+    (rig.folder / "state").symlink_to(marker.parent.parent)
+    assert counted(rig) == EXPECTED
+
+
+@pytest.mark.long
+def test_a_task_that_comes_to_a_host_without_its_state_does_not_start(make_rig: Callable[..., WorkerRig]) -> None:
+    """Never on two hosts at once, so that no marker was needed; then local state is asked for."""
+    rig = make_rig({"rig.pause": 0.0005})
+    one, two = on_two_hosts(rig)
+    rig.assign({one: "1-2,5-7"})
+    rig.start(*one)
+    eventually(lambda: len(acked(rig)) > 300, timeout=60, what="some words are acked")
+    rig.processes[one].kill()
+    rig.processes[one].wait()
+    rig.assign({two: "1-2,5-7"})
+    rig.start(*two)
+    eventually(lambda: "older than the last that was acknowledged" in errors(rig), timeout=60, what="it is refused")
+    assert "opening" in errors(rig) or "division" in errors(rig)
+    assert not rig.running()
+    rig.processes[two].terminate()
+    rig.processes[two].wait()
+    conf = rig.code_dir / "stormconf.ser"
+    conf.write_text(json.dumps({**json.loads(conf.read_text()), "topology.state.local": True}))
+    rig.assign({two: "1,5-7", one: "2"})
+    rig.start(*two)
+    rig.start(*one)
+    eventually(rig.running, timeout=60, what="it starts with what is there")
+    eventually(lambda: "topology.state.local is set" in errors(rig), timeout=60, what="the warning is recorded")
+    assert set(rig.cluster.read_state_home(rig.topology_id).local) == {"127.0.0.1", "127.0.0.2"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import logging
 import re
+import sqlite3
 import types
 import zlib
 from collections import Counter, OrderedDict, defaultdict, namedtuple
@@ -24,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TopologyBuilder
+from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TaskState, TopologyBuilder
 from storm_dagster.core.keyed_state import Checkpoint, Contents, frame, read_log
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
@@ -198,8 +199,9 @@ class DirectTransport:
         self.token = token
         self.peers: dict[Any, Peer] = {}
 
-    def set_peers(self, addresses: dict[Any, str], alive: Any) -> None:
+    def set_peers(self, addresses: dict[Any, str], alive: Any) -> list[bytes]:
         self.peers = {slot: Peer(slot, address, None) for slot, address in addresses.items()}  # type: ignore[arg-type]
+        return []
 
     def busy(self) -> list[tuple[str, int]]:
         return []
@@ -330,6 +332,50 @@ def test_a_value_and_its_key_keep_their_types_in_state(
 ) -> None:
     found = after_restart(tmp_path_factory.mktemp("state"), key, value)
     assert [(shape(one), shape(other)) for one, other in found.items()] == [(shape(key), shape(value))]
+
+
+@SLOW
+@given(key=st.text(max_size=8), value=VALUES)
+@example(key="a", value=[-0.0, 1.0, {"1": 1}, {1: "1"}])
+def test_a_value_keeps_its_type_in_the_store_of_a_task(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
+) -> None:
+    register_classes(REGISTERED)
+    folder = tmp_path_factory.mktemp("state")
+    state = TaskState.open(folder, "wc", "count", 4)
+    state.save({key: value})
+    state.close()
+    state = TaskState.open(folder, "wc", "count", 4)
+    assert shape(state.get(key)) == shape(value)
+    ((_, found),) = state.items()
+    assert shape(found) == shape(value)
+
+
+def test_the_store_of_a_task_reads_what_an_older_release_saved_and_writes_json_as_that_one_does(tmp_path: Path) -> None:
+    path = TaskState.open(tmp_path, "wc", "count", 4).path
+    values = {"map": {"a": [1, 2.5, None, True, "\u00e9"]}, "text": "x", "number": -3, "none": None}
+    with sqlite3.connect(path) as database:
+        database.executemany(
+            "INSERT INTO state VALUES (?, ?)", [(key, msgspec.json.encode(value)) for key, value in values.items()]
+        )
+        before = database.execute("SELECT * FROM state ORDER BY key").fetchall()
+    state = TaskState.open(tmp_path, "wc", "count", 4)
+    found = dict(state.items())
+    assert found == values and shape(found) == shape(dict(sorted(values.items())))
+    state.clear()
+    state.save(values)
+    with sqlite3.connect(path) as database:
+        assert database.execute("SELECT * FROM state ORDER BY key").fetchall() == before
+
+
+@pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
+def test_the_store_of_a_task_refuses_any_other_value(tmp_path: Path, value: Any) -> None:
+    register_classes(REGISTERED)
+    state = TaskState.open(tmp_path, "wc", "count", 4)
+    for within in (value, [value], {"a": (value,)}, Point(value)):
+        with pytest.raises(TypeError, match=r"the state of 'a' cannot be saved: it is .+: .+"):
+            state.save({"a": within, "b": 1})
+    assert len(state) == 0
 
 
 @pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
@@ -522,7 +568,7 @@ def test_a_log_of_an_older_release_is_read() -> None:
     assert next(iter(contents.values)) == ("a", 1)
     assert contents.ids == {("words", "default", "w", 3): 7}
     # Plain keys are written as before, so that the older release reads them.
-    again = frame(contents.snapshot())
+    again = [frame(record) for record in contents.snapshot()][-1]
     assert msgspec.msgpack.decode(again[8:])["values"][0][0] == ["a", 1]
 
 

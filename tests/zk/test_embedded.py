@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import pytest
 from storm_dagster.model import java
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.java import java_command, java_version
+from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars
 from storm_dagster.zk.session import ZkSession
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.worker_rig import free_port
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
 
@@ -122,3 +125,30 @@ def test_a_server_that_dies_while_starting_quotes_its_log(tmp_path: Path) -> Non
     (folder / "version-2").write_text("a file where ZooKeeper wants a folder")
     with pytest.raises(Unavailable, match=r"ended with code .* while starting"):
         EmbeddedZooKeeper(folder).start()
+
+
+def test_a_server_ends_on_term_that_its_parent_ignores(tmp_path: Path) -> None:
+    port = free_port()
+    verb = f"{sys.executable} -m storm_dagster zookeeper --host 127.0.0.1 --port {port} --home {tmp_path}"
+    process = subprocess.Popen(["sh", "-c", f"trap '' TERM; exec {verb}"])
+    try:
+        eventually(lambda: server_answers("127.0.0.1", port), 60)
+        process.terminate()
+        # By the signal, and not after an order of its own.
+        assert process.wait(30) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+
+
+def test_servers_of_background_tests_end_on_term() -> None:
+    """Dagster copies the disposition of SIGINT, which a script's ``&`` ignores, to SIGTERM."""
+    code = (
+        "import interrupts, signal; from dagster._utils.interrupts import capture_interrupts\n"
+        "interrupts.pytest_configure()\n"
+        "with capture_interrupts(): pass\n"
+        "assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler"
+    )
+    folder = Path(__file__).parents[1] / "plugins"
+    script = "trap '' INT; exec \"$@\""
+    done = subprocess.run(["sh", "-c", script, "-", sys.executable, "-c", code], cwd=folder, timeout=60, check=False)
+    assert done.returncode == 0

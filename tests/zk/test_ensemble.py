@@ -11,10 +11,9 @@ from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.ensemble import Member, ensemble_command
-from storm_dagster.zk.quorum_lease import QuorumLease
+from storm_dagster.zk.embedded import Member, ensemble_command
 from storm_dagster.zk.root import create_root_node
-from storm_dagster.zk.session import ZkSession
+from storm_dagster.zk.session import QuorumLease, ZkSession
 from storm_rigs.ensemble import ZooKeeperEnsemble, server_mode
 from storm_rigs.fault_proxy import FaultProxy
 from storm_rigs.namespaces import Network, missing_requirement

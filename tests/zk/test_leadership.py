@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -71,6 +73,31 @@ def test_resigning_lets_the_next_one_lead_in_a_higher_epoch(nimbus: Callable[[],
     assert b.is_leader(2), "resigning without leading takes nothing from others"
     with pytest.raises(Fenced):
         cluster.fenced(1).create("/topology/x-1-1").commit()
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_resigning_never_takes_the_leadership_of_the_next_one(
+    nimbus: Callable[[], Nimbus], zk_expire: Expire, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ends before any one of its requests, another leads, and the rest comes from a new session."""
+    (cluster_a, a), (_, b) = nimbus(), nimbus()
+    assert a.try_lead("n1:1", "http://n1") == 1
+    left, call, former = number, cluster_a.session.call, cluster_a.session.session_id
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            zk_expire(cluster_a.session)
+            eventually(lambda: b.try_lead("n2:1", "http://n2") == 2, timeout=60, what="the next leader")
+            renewed = lambda: cluster_a.session.connected and cluster_a.session.session_id != former  # noqa: E731
+            eventually(renewed, timeout=60, what="a new session of the former leader")
+        return call(*given, **more)
+
+    monkeypatch.setattr(cluster_a.session, "call", interrupted)
+    with contextlib.suppress(Unavailable):
+        a.resign()
+    assert left > 0 or (b.current() == "n2:1" and b.is_leader(2))
 
 
 def test_no_write_of_a_deposed_leader_lands_after_its_session_was_killed(

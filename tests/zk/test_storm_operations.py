@@ -92,6 +92,8 @@ def test_a_removed_topology_is_active_no_more(zk_cluster: StormOperations) -> No
     assert zk_cluster.active_storms() == []
     zk_cluster.activate_storm("storm1", base("one"))
     zk_cluster.activate_storm("storm2", base("two"))
+    for kept in (paths.state_home("storm1"), paths.log_levels("storm1")):
+        zk_cluster.state.transaction().create(kept, b"{}").commit()
     assert zk_cluster.active_storms() == ["storm1", "storm2"]
     zk_cluster.remove_storm_base("storm1")
     zk_cluster.remove_storm_base("storm1")
@@ -177,6 +179,27 @@ def test_the_component_of_an_error_is_looked_up(zk_cluster: StormOperations) -> 
     with pytest.raises(InvalidRequest):
         zk_cluster.report_error("t", 9, "bad")
     assert zk_cluster.read_tasks("t") == table
+
+
+def test_errors_of_a_group_are_one_record_with_a_count(zk_cluster: StormOperations) -> None:
+    def report(text: str, group: str, now: int, count: int = 1) -> None:
+        zk_cluster.report_error("t", 1, text, component="c", time=now, count=count, group=group)
+
+    report("", "a", 1)
+    assert zk_cluster.errors("t") == []
+    report("a1", "a", 1)
+    for n in range(9):
+        report(f"other {n}", f"other {n}", 2 + n)
+    report("a2", "a", 20, count=6)
+    report("", "a", 21)
+    newest, *others = zk_cluster.errors("t")
+    assert (newest.error, newest.count, newest.time) == ("a2", 8, 21)
+    assert [one.error for one in others] == [f"other {n}" for n in range(8, -1, -1)] and {
+        one.count for one in others
+    } == {1}
+    # What occurred last stays, however long it has been known.
+    report("new", "new", 22)
+    assert [one.error for one in zk_cluster.errors("t")] == ["new", "a2", *(f"other {n}" for n in range(8, 0, -1))]
 
 
 def test_a_huge_error_is_shortened(zk_cluster: StormOperations) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
 from storm_dagster.cli.dev.ending import end_cluster, marks_of
-from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, daemon_environment, prepare_dagster_home
+from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, code_socket, daemon_environment, prepare_dagster_home
 from storm_dagster.cli.dev.process_table import family
 from storm_dagster.model.dagster_release import dagster_version, warm_runs_tested
 from storm_dagster.model.endpoints import (
@@ -31,7 +31,7 @@ from storm_dagster.model.exposure import make_private
 from storm_dagster.model.home_conf import DEV_CONF, write_dev_conf
 from storm_dagster.model.host import lock_file, require_linux
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import Security, zookeeper_payload
 
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
@@ -130,7 +130,7 @@ class DevCluster:
 
     def _start(self) -> None:
         self._deadline = time.monotonic() + self._plan.options.timeout
-        self._workspace = prepare_dagster_home(self._home, self._plan.ports.code)
+        self._workspace = prepare_dagster_home(self._home)
         write_dev_conf(self._home, self._plan.given_conf())
         self._tracks = [
             threading.Thread(target=self._track, args=(track,), name=track.__name__, daemon=True)
@@ -182,7 +182,7 @@ class DevCluster:
         values = {
             "storm.zookeeper.servers": plan.zookeeper.split(","),
             "storm.zookeeper.root": plan.conf["storm.zookeeper.root"],
-            "storm.zookeeper.auth.payload": plan.conf["storm.zookeeper.auth.payload"],
+            "storm.zookeeper.auth.payload": zookeeper_payload(plan.conf),
         }
         cluster_id = readiness.prepare_root(values, known, uuid.uuid4().hex)
         remembered.write_text(cluster_id + "\n", encoding="ascii")
@@ -260,22 +260,23 @@ class DevCluster:
         self._reporter.begin("dagster")
         self._create_storage()
         code, web = self._launch(plan.code_daemon()), self._launch(plan.webserver_daemon(self._workspace))
-        self._wait(lambda: readiness.listens(plan.ports.code), "dagster code server", [code])
+        self._wait(lambda: readiness.serves(code_socket(self._home)), "dagster code server", [code])
         # The webserver can be asked to reload when it has loaded too early; the daemon does so after a minute.
         others = [web, self._launch(plan.dagster_daemon(self._workspace))]
         seen: list[str] = []
         failures = 0
         warm = False
+        options = Security.of(plan.conf).client_options()
 
         def loaded() -> bool:
             nonlocal failures, warm
-            problem = readiness.code_location_error(plan.web_url)
+            problem = readiness.code_location_error(plan.web_url, options)
             if problem is None:
                 return True
             seen[:] = [problem[1]]
             if problem[1] == readiness.NO_DAEMON and not warm:
                 # It loads: time to have the webserver load, too.
-                readiness.warm_up_dagster(plan.web_url)
+                readiness.warm_up_dagster(plan.web_url, options)
                 warm = True
             failures += problem[0]
             if failures >= _MAX_DEATHS:
@@ -376,7 +377,7 @@ class DevCluster:
                     host=plan.conf["storm.local.hostname"],
                     ports=ports.slots[index],
                     pid=self._pid(f"supervisor-{plan.supervisor_id(index)}") or 0,
-                    http=f"http://{HOST}:{ports.supervisor_http[index]}",
+                    http=f"{Security.of(plan.conf).scheme}://{HOST}:{ports.supervisor_http[index]}",
                 )
                 for index in range(plan.options.supervisors)
             ),
@@ -405,8 +406,11 @@ class DevCluster:
                 daemon.reap()
 
         left = end_cluster(self._home, hurry=self.hurry.is_set, reap=reap)
-        for name in ("cluster.json", DEV_CONF):
-            (self._home / name).unlink(missing_ok=True)
+        socket = code_socket(self._home)
+        for path in (self._home / "cluster.json", self._home / DEV_CONF, socket):
+            path.unlink(missing_ok=True)
+        if self._home not in socket.parents and socket.parent.is_dir():
+            socket.parent.rmdir()
         self._reporter.done("ending")
         if left:
             log.error("these processes could not be ended: %s", ", ".join(str(process.pid) for process in left))

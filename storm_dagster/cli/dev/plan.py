@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,8 +17,12 @@ from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.dev.process_table import CLUSTER_MARK
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.exposure import make_private
+from storm_dagster.model.run_file import run_dir
+from storm_dagster.packaging.roots import target_roots
 
 HOST = "127.0.0.1"
+_LONGEST_SOCKET = 100
 PLACED = "the first placement is made"
 """Line of the process that warms Spark up."""
 
@@ -60,8 +66,21 @@ def daemon_environment(home: Path, mark: str) -> dict[str, str]:
     return env
 
 
-def prepare_dagster_home(home: Path, code_port: int) -> Path:
+def code_socket(home: Path) -> Path:
+    """Socket of the code server, in a folder of this user alone; not in HOME if its path is too long for the kernel."""
+    path = run_dir(home) / "code.sock"
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    return (
+        Path(tempfile.gettempdir())
+        / f"storm-dagster-{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}"
+        / "code.sock"
+    )
+
+
+def prepare_dagster_home(home: Path) -> Path:
     """Write ``HOME/dagster/{dagster,workspace}.yaml`` (the former only if absent); returns the workspace."""
+    make_private(code_socket(home).parent)
     folder = home / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
     instance = folder / "dagster.yaml"
@@ -74,8 +93,7 @@ def prepare_dagster_home(home: Path, code_port: int) -> Path:
         "# Written by `storm-dagster dev` at every start.\n"
         "load_from:\n"
         "  - grpc_server:\n"
-        f"      host: {HOST}\n"
-        f"      port: {code_port}\n"
+        f"      socket: {json.dumps(str(code_socket(home)))}\n"
         "      location_name: storm\n",
         encoding="utf-8",
     )
@@ -121,11 +139,15 @@ class ClusterPlan:
     @property
     def web_url(self) -> str:
         """Dagster's UI."""
-        return f"http://{HOST}:{self.ports.webserver}"
+        return f"{self._scheme}://{HOST}:{self.ports.webserver}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.conf["storm.tls.cert"] else "http"
 
     def nimbus_url(self, index: int) -> str:
         """Base URL of a nimbus's HTTP service."""
-        return f"{'https' if self.conf['storm.tls.cert'] else 'http'}://{HOST}:{self.ports.http[index]}"
+        return f"{self._scheme}://{HOST}:{self.ports.http[index]}"
 
     def supervisor_id(self, index: int) -> str:
         """Stable over restarts of the cluster: assignments name it."""
@@ -134,7 +156,8 @@ class ClusterPlan:
     def given_conf(self) -> dict[str, Any]:
         """Conf values that do not come from ``HOME/storm.yaml`` or the defaults."""
         own = str(self.home / "storm.yaml")
-        return {
+        # Daemons work in HOME: the code location cannot know from where it was started.
+        return {"dagster.target.roots": [str(root) for root in target_roots(self.conf)]} | {
             key: value
             for key, value in self.conf.values.items()
             if self.conf.origins.get(key, "default") not in ("default", own)
@@ -160,8 +183,7 @@ class ClusterPlan:
 
     def zookeeper_daemons(self) -> list[DaemonSpec]:
         """The embedded servers; each process is the JVM itself."""
-        from storm_dagster.zk.embedded import zookeeper_command
-        from storm_dagster.zk.ensemble import Member, ensemble_command
+        from storm_dagster.zk.embedded import Member, ensemble_command, zookeeper_command
 
         if self.ports.ensemble:
             members = [Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)]
@@ -224,11 +246,11 @@ class ClusterPlan:
         """The code location, shared by webserver and daemon."""
         argv = (
             sys.executable, "-m", "dagster", "api", "grpc",
-            "--host", HOST, "--port", str(self.ports.code),
+            "--socket", str(code_socket(self.home)),
             "--module-name", "storm_dagster.defs", "--location-name", "storm",
             "--use-python-environment-entry-point", "--lazy-load-user-code",
         )  # fmt: skip
-        return DaemonSpec("dagster-code", "0", argv, {"grpc": self.ports.code})
+        return DaemonSpec("dagster-code", "0", argv)
 
     def warm_runs_daemon(self) -> DaemonSpec:
         """Starts Dagster's runs; without it they start the stock way."""
@@ -239,11 +261,9 @@ class ClusterPlan:
         return DaemonSpec("warm-runs", "0", argv)
 
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
-        """Dagster's UI and GraphQL."""
-        argv = (
-            sys.executable, "-m", "dagster_webserver",
-            "--host", HOST, "--port", str(self.ports.webserver), "--workspace", str(workspace),
-        )  # fmt: skip
+        """Dagster's UI and GraphQL, guarded."""
+        where = ("--host", HOST, "--port", str(self.ports.webserver), "--workspace", str(workspace))
+        argv = self._python("web", self._addresses(), *where)
         return DaemonSpec("dagster-webserver", "0", argv, {"http": self.ports.webserver})
 
     def dagster_daemon(self, workspace: Path) -> DaemonSpec:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # daemon that is being restarted does not find its port taken by some client.
 _AUTO = range(20_000, 32_000)
 _WEB_PORT = 3000
-_CODE_PORT = 4266
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class DevPorts:
     zookeeper: int
     spark: int
     webserver: int
-    code: int
     thrift: tuple[int, ...]
     """One for each nimbus."""
     http: tuple[int, ...]
@@ -42,7 +40,7 @@ class DevPorts:
 
     def all(self) -> list[int]:
         """All of them."""
-        single = [self.zookeeper, self.spark, self.webserver, self.code]
+        single = [self.zookeeper, self.spark, self.webserver]
         flat = [port for ports in self.slots for port in ports]
         flat += [port for ports in self.ensemble for port in ports if port != self.zookeeper]
         return [*single, *self.thrift, *self.http, *self.supervisor_http, *flat]
@@ -70,7 +68,6 @@ def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
         zookeeper=client,
         spark=conf["spark.connect.port"],
         webserver=_WEB_PORT,
-        code=_CODE_PORT,
         thrift=tuple(conf["nimbus.thrift.port"] + index for index in range(nimbuses)),
         http=tuple(conf["nimbus.http.port"] + 10 * index for index in range(nimbuses)),
         supervisor_http=tuple(conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)),
@@ -82,7 +79,7 @@ def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
 
 def _auto(options: DevOptions) -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
-    wanted = 4 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
+    wanted = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
     if wanted > len(_AUTO) // 2:
         raise InvalidRequest(f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots")
     picked: list[int] = []
@@ -99,7 +96,6 @@ def _auto(options: DevOptions) -> DevPorts:
         zookeeper=servers[0][0],
         spark=next(take),
         webserver=next(take),
-        code=next(take),
         thrift=tuple(next(take) for _ in range(nimbuses)),
         http=tuple(next(take) for _ in range(nimbuses)),
         supervisor_http=tuple(next(take) for _ in range(supervisors)),
@@ -115,6 +111,7 @@ def _load_ports(path: Path) -> DevPorts | None:
             loaded[key] = tuple(loaded[key])
         for key in ("slots", "ensemble"):
             loaded[key] = tuple(tuple(ports) for ports in loaded.get(key, ()))
+        loaded.pop("code", None)  # Of earlier releases: the code server had a port.
         return DevPorts(**loaded)
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,15 +23,25 @@ def listens(port: int, host: str = "127.0.0.1") -> bool:
         return False
 
 
+def serves(path: Path) -> bool:
+    """Whether somebody accepts connections on a unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(os.fsencode(path)) == 0
+
+
 def get_json(url: str, options: Mapping[str, Any] | None = None, timeout: float = 3.0) -> Any:
     """The JSON document there, ``None`` when there is none (yet)."""
     try:
-        # Asked ten times a second: certificates, which an http:// address has no use for, take 20 ms to load.
-        plain = {"verify": False} if url.startswith("http://") else {}
-        answer = httpx.get(url, timeout=timeout, **{"trust_env": False, **(options or {}), **plain})
+        answer = httpx.get(url, timeout=timeout, **_quick(url, options or {}))
         return answer.json()
     except (httpx.HTTPError, ValueError):
         return None
+
+
+def _quick(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    # Asked ten times a second: certificates, which an http:// address has no use for, take 20 ms to load.
+    plain = {"verify": False} if url.startswith("http://") else {}
+    return {"trust_env": False, **options, **plain}
 
 
 def leader_url(urls: Iterable[str], options: Mapping[str, Any] | None = None) -> str | None:
@@ -61,15 +73,13 @@ NO_DAEMON = "dagster-daemon has not reported yet"
 _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
 
 
-def code_location_error(web_url: str) -> tuple[bool, str] | None:
+def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool, str] | None:
     """Reason why Dagster does not serve our code location (yet); ``None`` when it does.
 
     The first part is whether loading failed; it is asked to load again, for it may have been asked too early.
     """
     try:
-        answer = httpx.post(
-            f"{web_url}/graphql", json={"query": _LOCATIONS}, timeout=10.0, trust_env=False, verify=False
-        )
+        answer = httpx.post(f"{web_url}/graphql", json={"query": _LOCATIONS}, timeout=10.0, **_quick(web_url, options))
         data = answer.json()["data"]
         workspace = data["workspaceOrError"]
         daemons = {row["daemonType"]: row for row in data["instance"]["daemonHealth"]["allDaemonStatuses"]}
@@ -85,7 +95,7 @@ def code_location_error(web_url: str) -> tuple[bool, str] | None:
             return None if healthy else (False, NO_DAEMON)
         if loaded.get("__typename") == "PythonError":
             try:
-                httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, trust_env=False)
+                httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, **options)
             except httpx.HTTPError:
                 pass
             return True, str(loaded.get("message", "the code location failed to load")).strip()[:1500]
@@ -101,13 +111,13 @@ _WARM_UP = """
 """
 
 
-def warm_up_dagster(web_url: str) -> None:
+def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
     """Ask Dagster what a launch will ask, so that the first submission does not pay for its first imports.
 
     A launch has to be answered within five seconds. Failures are left to the launch itself.
     """
     try:
-        httpx.post(f"{web_url}/graphql", json={"query": _WARM_UP}, timeout=60.0, trust_env=False)
+        httpx.post(f"{web_url}/graphql", json={"query": _WARM_UP}, timeout=60.0, **options)
     except httpx.HTTPError:
         pass
 

@@ -81,10 +81,7 @@ def one_live_owner(snapshot: ClusterSnapshot) -> Found:
             for task in decode_ranges(worker.tasks) if worker.status == "running" else ():
                 other = owner.setdefault((task, worker.version), slot)
                 if other != slot:
-                    yield (
-                        title(topology),
-                        f"task {task} runs in {other[0]}:{other[1]} and in {slot[0]}:{slot[1]}",
-                    )
+                    yield title(topology), f"task {task} runs in {other[0]}:{other[1]} and in {slot[0]}:{slot[1]}"
 
 
 @rule("I2", "end the process that `storm-dagster show` does not name")

@@ -43,10 +43,7 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
         if any(f"/{process.topology_id}" in path for path in snapshot.view.corrupt):
             continue  # Nothing is decided about a damaged topology, whose workers go on.
         if topology is None or topology.assignment is None:
-            yield (
-                f"process {process.pid}",
-                f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, which is gone",
-            )
+            yield f"process {process.pid}", f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, which is gone"
         elif slot not in {worker.slot for worker in topology.assignment.workers}:
             yield (
                 f"process {process.pid}",
@@ -58,7 +55,7 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
 
 
 def _keys(topology: TopologyView) -> tuple[str, str, str]:
-    prefix = topology.assignment.code_dir if topology.assignment else topology.id
+    prefix = topology.code_dir
     return jar_key(prefix), conf_key(prefix), code_key(prefix)
 
 
@@ -82,10 +79,7 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
         wanted = snapshot.wanted_copies.get(topology.id, 1)
         for key in _keys(topology):
             if snapshot.copies.get(key, 0) < wanted:
-                yield (
-                    title(topology),
-                    f"blob {key} is held by {snapshot.copies.get(key, 0)} nimbuses of {wanted}",
-                )
+                yield title(topology), f"blob {key} is held by {snapshot.copies.get(key, 0)} nimbuses of {wanted}"
 
 
 # -- I5: only the newest leader writes ----------------------------------------------------------------------
@@ -96,10 +90,7 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
     """Nothing was written in an epoch that was never led, and no state went back."""
     for token, record in sorted((snapshot.tokens or {}).items()):
         if record.epoch > snapshot.view.epoch:
-            yield (
-                f"token {token}",
-                f"was claimed in epoch {record.epoch}, the newest is {snapshot.view.epoch}",
-            )
+            yield f"token {token}", f"was claimed in epoch {record.epoch}, the newest is {snapshot.view.epoch}"
     if snapshot.former is None:
         return
     before, now = snapshot.former.view, snapshot.view
@@ -133,15 +124,9 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
             continue
         record = snapshot.tokens.get(base.token)
         if record is None:
-            yield (
-                title(topology),
-                f"its token {base.token!r} does not exist: a repetition would publish it twice",
-            )
+            yield title(topology), f"its token {base.token!r} does not exist: a repetition would publish it twice"
         elif record.topology_id != topology.id or not record.published:
-            yield (
-                title(topology),
-                f"its token {base.token!r} says {record.topology_id}, published: {record.published}",
-            )
+            yield title(topology), f"its token {base.token!r} says {record.topology_id}, published: {record.published}"
 
 
 # -- I7: each worker is on one version ----------------------------------------------------------------------
@@ -167,10 +152,7 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
             if live is None or not live.code or gray is None or not gray.code:
                 continue
             if worker.address in gray.upgraded and live.code != gray.code:
-                yield (
-                    title(topology),
-                    f"worker {worker.address} is upgraded but runs {live.code}, not {gray.code}",
-                )
+                yield title(topology), f"worker {worker.address} is upgraded but runs {live.code}, not {gray.code}"
 
 
 # -- I8: nothing is written when nothing changed ------------------------------------------------------------

@@ -38,6 +38,8 @@ class Cause:
     tasks: tuple[int, ...]
     avoid: tuple[str, ...] = ()
     """Supervisors that must not get new work now (silent ones)."""
+    seen: str = ""
+    """What was judged: the start token of a worker that does not run, the record of a silent topology master."""
 
     @property
     def key(self) -> str:
@@ -85,19 +87,27 @@ _LONGEST_PAUSE_SECS = 60.0
 
 
 def due_attempts(
-    causes: Iterable[Cause], memory: AttemptMemory, *, boot_now: float, running: Collection[str] = ()
+    causes: Iterable[Cause],
+    memory: AttemptMemory,
+    *,
+    boot_now: float,
+    running: Collection[str] = (),
+    patience_secs: float = 0.0,
 ) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
     """Causes to act on now, and the memory for the next call.
 
-    A cause is tried at once, then again after 1, 2, 4 ... 60 s while it persists, but not while the run of
+    A cause is tried once it was true for ``patience_secs``, then again after 1, 2, 4 ... 60 s while it persists, but not while the run of
     its last attempt (its run key is in ``running``) goes on. Causes that are over are forgotten.
     """
     due: list[Attempt] = []
     kept: dict[str, tuple[int, float]] = {}
     for cause in causes:
-        made, not_before = memory.get(cause.key, (0, boot_now))
+        first = boot_now + patience_secs
+        made, not_before = memory.get(cause.key, (0, first))
         # A boot clock that lies further ahead than the longest pause is another machine's.
-        if not_before > boot_now + _LONGEST_PAUSE_SECS:
+        if not made:
+            not_before = min(not_before, first)
+        elif not_before > boot_now + _LONGEST_PAUSE_SECS:
             not_before = boot_now
         if boot_now >= not_before and f"{cause.key}:{made}" not in running:
             made += 1

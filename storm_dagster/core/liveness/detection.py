@@ -10,18 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from storm_dagster.core.liveness.causes import Cause, CauseKind
-from storm_dagster.core.liveness.memory import (
-    FirstSeen,
-    LivenessMemory,
-    MissingSlot,
-    StartingWorker,
-    TopologyMemory,
-)
+from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER
-from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
@@ -36,6 +31,8 @@ class LivenessLimits:
     launch_secs: float = 120
     supervisor_secs: float = 30
     mass_loss_percent: float = 30
+    window_secs: float = 0
+    """Losses of one fault may come so far apart: ZooKeeper ends sessions in buckets, and clients reconnect late."""
 
     @staticmethod
     def from_conf(conf: Conf) -> LivenessLimits:
@@ -45,6 +42,7 @@ class LivenessLimits:
             launch_secs=conf.get("nimbus.task.launch.secs", 120),
             supervisor_secs=conf.get("nimbus.supervisor.timeout.secs", 30),
             mass_loss_percent=conf.get("nimbus.mass.loss.percent", 30),
+            window_secs=conf.get("storm.zookeeper.session.timeout", 4000) / 500,
         )
 
 
@@ -92,8 +90,10 @@ def observe(
 ) -> LivenessResult:
     """Check the cluster. ``grant`` restarts all limits, for an observer that was cut off from ZooKeeper."""
     cold = _cluster_restarted(view, memory)
-    if cold or grant or memory.boot_id != boot_id or memory.since > boot_now:
-        memory = LivenessMemory(boot_id=boot_id, since=boot_now, cold=cold)
+    if cold or grant or memory.boot_id != boot_id or memory.since > boot_now + limits.window_secs:
+        # Sessions that an outage ended, end a little after the observer's own reconnection.
+        late = limits.window_secs if grant and memory.boot_id == boot_id else 0
+        memory = LivenessMemory(boot_id=boot_id, since=boot_now + late, cold=cold)
     supervisors = {
         supervisor_id: _first_seen(info.count, memory.supervisors.get(supervisor_id), boot_now)
         for supervisor_id, info in view.supervisors.items()
@@ -106,12 +106,24 @@ def observe(
         )
     )
     round_ = _Round(view, memory, limits, boot_now, frozenset(silent))
-    topologies = {topology.id: round_.topology(topology, assignment, at) for topology, assignment, at in _healed(view)}
-    lost = {(cause.node, cause.port) for cause in round_.causes if cause.kind in ("lost_host", "dead_worker")}
+    topologies = {found[0].id: _TopologyCheck(round_, *found).run() for found in _healed(view)}
+    since = memory.frozen_since
+    frozen = since is not None and boot_now - since <= limits.launch_secs
+    # What was moved already counts as well: a fault comes in parts, and a pause lasts until its hosts are back.
+    live = {f"{node}:{port}" for topology, _, _ in _healed(view) for node, port in topology.live_workers}
+    lost = {
+        slot: at
+        for slot, at in (memory.lost or {}).items()
+        if slot not in live
+        and (boot_now - at <= limits.window_secs or (frozen and slot.rpartition(":")[0] not in view.supervisors))
+    }
+    judged = [cause for cause in round_.causes if cause.kind in ("lost_host", "dead_worker")]
+    lost.update((f"{cause.node}:{cause.port}", boot_now) for cause in judged)
+    nodes = {slot.rpartition(":")[0] for slot in lost}
     total = sum(len(assignment.workers) for _, assignment, _ in _healed(view))
     share = 100 * len(lost) / total if total else 0.0
-    mass = share > limits.mass_loss_percent and len({node for node, _ in lost}) >= _MASS_LOSS_SUPERVISORS
-    frozen_since = (boot_now if memory.frozen_since is None else memory.frozen_since) if mass else None
+    mass = share > limits.mass_loss_percent and len(nodes) >= _MASS_LOSS_SUPERVISORS
+    frozen_since = (boot_now if since is None else since) if mass else None
     # Bounded: what is still gone after a launch window is gone, and tasks may not stay dead for ever.
     frozen = frozen_since is not None and boot_now - frozen_since <= limits.launch_secs
     deadlines = list(round_.deadlines)
@@ -126,9 +138,10 @@ def observe(
             supervisors=supervisors,
             frozen_since=frozen_since,
             cold=memory.cold,
+            lost=lost or UNSET,
         ),
         frozen=(
-            f"{len(lost)} of {total} workers on {len({node for node, _ in lost})} supervisors vanished at once: "
+            f"{len(lost)} of {total} workers on {len(nodes)} supervisors vanished at once: "
             f"nothing is reassigned for {limits.launch_secs:g} s; check the network and ZooKeeper"
             if frozen
             else None
@@ -175,164 +188,151 @@ class _Round:
     restarting: list[tuple[str, str, int]] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
 
-    def topology(self, topology: TopologyView, assignment: Assignment, assignment_at: Versioned) -> TopologyMemory:
-        known = self.memory.topologies.get(topology.id)
-        generation = assignment_at.version
-        same = known is not None and known.assignment.value == generation
-        placed = _first_seen(generation, known.assignment if known else None, self.now)
-        beats = topology.beats_at.mzxid if topology.beats_at else -1
-        beats_seen = _first_seen(beats, known.beats if known else None, self.now)
-        starts = _slot_starts(assignment)
-        missing: dict[str, MissingSlot] = {}
-        judged: set[tuple[str, int]] = set()
-        for worker in assignment.workers:
-            if worker.slot in topology.live_workers:
-                continue
-            name = f"{worker.node}:{worker.port}"
-            before = known.missing.get(name) if known is not None else None
-            started = starts[worker.slot]
-            if before is None or before.started != started:
-                # A slot that was not missing at the last check of the same generation was alive then.
-                before = MissingSlot(since=self.now, gone=bool(same and before is None), started=started)
-            missing[name] = before
-            kind, limit = self._limit(worker, before)
-            if kind == "dead_worker" and self._is_restarting(worker):
-                self.restarting.append((topology.id, worker.node, worker.port))
-            if self._over(before.since, limit, topology, worker, "is missing"):
-                judged.add(worker.slot)
-                self._add(topology, generation, kind, worker, worker.ids)
-        starting = self._never_ran(topology, assignment, generation, known, judged)
-        next_memory = TopologyMemory(placed, beats_seen, missing, starting)
-        if not self._master_silent(topology, assignment, assignment_at, next_memory, judged):
-            self._dead_tasks(topology, assignment, assignment_at, judged)
-        self._unassigned(topology, assignment, generation)
-        return next_memory
-
-    def _never_ran(
-        self,
-        topology: TopologyView,
-        assignment: Assignment,
-        generation: int,
-        known: TopologyMemory | None,
-        judged: set[tuple[str, int]],
-    ) -> dict[str, StartingWorker]:
-        """Check workers that have not reported all their tasks within the launch window."""
-        starting: dict[str, StartingWorker] = {}
-        for worker in assignment.workers:
-            live = topology.live_workers.get(worker.slot)
-            if live is None or live.status != "starting":
-                continue
-            name, token = f"{worker.node}:{worker.port}", live.token[:8]
-            before = known.starting.get(name) if known is not None else None
-            if before is None or before.token != token:
-                before = StartingWorker(self.now, token)
-            starting[name] = before
-            if self._over(before.since, self.limits.launch_secs, topology, worker, "has not reported its tasks"):
-                judged.add(worker.slot)
-                self._add(topology, generation, "never_ran", worker, worker.ids)
-        return starting
-
-    def _is_restarting(self, worker: WorkerSlot) -> bool:
+    def is_restarting(self, worker: WorkerSlot) -> bool:
         info = self.view.supervisors.get(worker.node)
         return info is not None and worker.port in info.restarting
 
-    def _limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
+    def limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
         if worker.node not in self.view.supervisors:
             # Supervisor and worker both gone: the host is lost, unless this observer has only just come.
             if missing.since > self.memory.since:
                 return "lost_host", 0
             return "lost_host", self.limits.launch_secs if self.memory.cold else self.limits.task_secs
-        if self._is_restarting(worker) or not missing.gone:
+        if self.is_restarting(worker) or not missing.gone:
             return "dead_worker", self.limits.launch_secs
         return "dead_worker", self.limits.task_secs
 
-    def _over(self, since: float, limit: float, topology: TopologyView | None, worker: WorkerSlot, what: str) -> bool:
-        """Whether the limit has passed; else its deadline is noted, and with ``topology`` a problem, too."""
-        if limit == 0 or self.now - since > limit:
+
+class _TopologyCheck:
+    """The part of a round that one topology takes."""
+
+    def __init__(
+        self, round_: _Round, topology: TopologyView, assignment: Assignment, assignment_at: Versioned
+    ) -> None:
+        self._round = round_
+        self._now = round_.now
+        self._topology = topology
+        self._assignment = assignment
+        self._assignment_at = assignment_at
+        self._known = round_.memory.topologies.get(topology.id)
+        self._judged: set[tuple[str, int]] = set()
+
+    def run(self) -> TopologyMemory:
+        known, generation = self._known, self._assignment_at.version
+        placed = _first_seen(generation, known.assignment if known else None, self._now)
+        beats_at = self._topology.beats_at
+        beats = _first_seen(beats_at.mzxid if beats_at else -1, known.beats if known else None, self._now)
+        missing = self._missing(same=known is not None and known.assignment.value == generation)
+        memory = TopologyMemory(placed, beats, missing, self._never_ran())
+        if not self._master_silent(memory):
+            self._dead_tasks()
+        self._unassigned()
+        return memory
+
+    def _missing(self, same: bool) -> dict[str, MissingSlot]:
+        """Check workers that are absent. ``same``: the last check was of this generation."""
+        starts = _slot_starts(self._assignment)
+        missing: dict[str, MissingSlot] = {}
+        for worker in self._assignment.workers:
+            if worker.slot in self._topology.live_workers:
+                continue
+            name = f"{worker.node}:{worker.port}"
+            before = self._known.missing.get(name) if self._known is not None else None
+            started = starts[worker.slot]
+            if before is None or before.started != started:
+                # A slot that was not missing at the last check of the same generation was alive then.
+                before = MissingSlot(since=self._now, gone=bool(same and before is None), started=started)
+            missing[name] = before
+            kind, limit = self._round.limit(worker, before)
+            if kind == "dead_worker" and self._round.is_restarting(worker):
+                self._round.restarting.append((self._topology.id, worker.node, worker.port))
+            if self._over(before.since, limit, worker, "is missing"):
+                self._judged.add(worker.slot)
+                self._add(kind, worker, worker.ids)
+        return missing
+
+    def _never_ran(self) -> dict[str, StartingWorker]:
+        """Check workers that have not reported all their tasks within the launch window."""
+        starting: dict[str, StartingWorker] = {}
+        for worker in self._assignment.workers:
+            live = self._topology.live_workers.get(worker.slot)
+            if live is None or live.status != "starting":
+                continue
+            name, token = f"{worker.node}:{worker.port}", live.token[:8]
+            before = self._known.starting.get(name) if self._known is not None else None
+            if before is None or before.token != token:
+                before = StartingWorker(self._now, token)
+            starting[name] = before
+            if self._over(before.since, self._round.limits.launch_secs, worker, "has not reported its tasks"):
+                self._judged.add(worker.slot)
+                self._add("never_ran", worker, worker.ids, token)
+        return starting
+
+    def _master_silent(self, memory: TopologyMemory) -> bool:
+        """Whether the topology master's record does not change although its worker lives, which is then replaced."""
+        part = self._topology.tasks.components.get(TOPOLOGY_MASTER) if self._topology.tasks else None
+        master = part.ids[0] if part and part.ids else 0
+        limits = self._round.limits
+        for worker in self._assignment.workers:
+            if master not in worker.ids:
+                continue
+            if worker.slot in self._judged:
+                return True
+            if worker.slot not in self._topology.live_workers:
+                return False
+            if memory.beats.value <= self._assignment_at.mzxid:
+                # It has not reported since the newest placement; the first record is written with it.
+                since, limit = max(memory.beats.since, memory.assignment.since), limits.launch_secs
+            else:
+                since, limit = memory.beats.since, limits.task_secs
+            if self._over(since, limit, worker):
+                self._add("silent_master", worker, worker.ids, str(memory.beats.value))
+                return True
+        return False
+
+    def _dead_tasks(self) -> None:
+        """Replace workers with tasks that the topology master reports as dead."""
+        live, dead = self._topology.live_workers, self._topology.dead_tasks
+        for worker in self._assignment.workers:
+            if worker.slot not in self._judged and worker.slot in live and dead & set(worker.ids):
+                self._add("dead_task", worker, worker.ids)
+
+    def _unassigned(self) -> None:
+        """Add tasks without a slot, once the cluster has a free one."""
+        if self._topology.tasks is None:
+            return
+        placed = {task for worker in self._assignment.workers for task in worker.ids}
+        without = tuple(sorted(self._topology.tasks.component_of().keys() - placed))
+        if without and _has_free_slot(self._round.view, self._round.silent):
+            self._add("unassigned", None, without)
+
+    def _over(self, since: float, limit: float, worker: WorkerSlot, what: str | None = None) -> bool:
+        """Whether the limit has passed; else its deadline is noted, and with ``what`` a problem, too."""
+        if limit == 0 or self._now - since > limit:
             return True
-        self.deadlines.append(since + limit)
-        if topology is not None:
-            self.waiting.append(
-                f"worker {worker.node}:{worker.port} of {topology.base.name} {what} for {self.now - since:.0f} s, "
+        self._round.deadlines.append(since + limit)
+        if what is not None:
+            self._round.waiting.append(
+                f"worker {worker.node}:{worker.port} of {self._topology.base.name} {what} for {self._now - since:.0f} s, "
                 f"judged after {limit:g} s"
             )
         return False
 
-    def _add(
-        self,
-        topology: TopologyView,
-        generation: int,
-        kind: CauseKind,
-        worker: WorkerSlot | None,
-        tasks: tuple[int, ...],
-    ) -> None:
-        self.causes.append(
+    def _add(self, kind: CauseKind, worker: WorkerSlot | None, tasks: tuple[int, ...], seen: str = "") -> None:
+        self._round.causes.append(
             Cause(
-                topology_id=topology.id,
-                name=topology.base.name,
-                generation=generation,
+                topology_id=self._topology.id,
+                name=self._topology.base.name,
+                generation=self._assignment_at.version,
                 kind=kind,
                 node=worker.node if worker else "",
                 host=worker.host if worker else "",
                 port=worker.port if worker else 0,
                 tasks=tasks,
-                avoid=tuple(sorted(self.silent)),
+                avoid=tuple(sorted(self._round.silent)),
+                seen=seen,
             )
         )
-
-    def _master_silent(
-        self,
-        topology: TopologyView,
-        assignment: Assignment,
-        assignment_at: Versioned,
-        memory: TopologyMemory,
-        judged: set[tuple[str, int]],
-    ) -> bool:
-        """Whether the topology master's record does not change although its worker lives, which is then replaced."""
-        part = topology.tasks.components.get(TOPOLOGY_MASTER) if topology.tasks else None
-        master = part.ids[0] if part and part.ids else 0
-        for worker in assignment.workers:
-            if master not in worker.ids:
-                continue
-            if worker.slot in judged:
-                return True
-            if worker.slot not in topology.live_workers:
-                return False
-            if memory.beats.value <= assignment_at.mzxid:
-                # It has not reported since the newest placement; the first record is written with it.
-                since, limit = max(memory.beats.since, memory.assignment.since), self.limits.launch_secs
-            else:
-                since, limit = memory.beats.since, self.limits.task_secs
-            if self._over(since, limit, None, worker, ""):
-                self._add(topology, assignment_at.version, "silent_master", worker, worker.ids)
-                return True
-        return False
-
-    def _dead_tasks(
-        self,
-        topology: TopologyView,
-        assignment: Assignment,
-        assignment_at: Versioned,
-        judged: set[tuple[str, int]],
-    ) -> None:
-        """Replace workers with tasks that the topology master reports as dead."""
-        if topology.beats is None or topology.beats_at is None or not topology.beats.dead:
-            return
-        if topology.beats_at.mzxid <= assignment_at.mzxid:
-            return  # Written before the newest placement: its tasks may have been reassigned since.
-        dead = frozenset(decode_ranges(topology.beats.dead))
-        for worker in assignment.workers:
-            if worker.slot not in judged and worker.slot in topology.live_workers and dead & set(worker.ids):
-                self._add(topology, assignment_at.version, "dead_task", worker, worker.ids)
-
-    def _unassigned(self, topology: TopologyView, assignment: Assignment, generation: int) -> None:
-        """Add tasks without a slot, once the cluster has a free one."""
-        if topology.tasks is None:
-            return
-        placed = {task for worker in assignment.workers for task in worker.ids}
-        without = tuple(sorted(topology.tasks.component_of().keys() - placed))
-        if without and _has_free_slot(self.view, self.silent):
-            self._add(topology, generation, "unassigned", None, without)
 
 
 def _slot_starts(assignment: Assignment) -> Mapping[tuple[str, int], int]:

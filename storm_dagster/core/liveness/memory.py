@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class FirstSeen(NamedTuple):
@@ -53,10 +54,12 @@ class LivenessMemory(msgspec.Struct, frozen=True):
 
     boot_id: str = ""
     since: float = 0.0
-    """Boot clock of the first look."""
+    """Boot clock of the first look, or after an outage of the moment by which whoever lives has reconnected."""
     topologies: Mapping[str, TopologyMemory] = msgspec.field(default_factory=dict)
     supervisors: Mapping[str, FirstSeen] = msgspec.field(default_factory=dict)
     """Supervisor id -> its counter."""
     frozen_since: float | None = None
+    lost: Mapping[str, float] | UnsetType = UNSET
+    """``"node:port"`` -> boot clock at which its worker last counted as lost; unset when none was lost recently."""
     cold: bool = False
     """The first look was at a cluster that had just been started as a whole: lost hosts get a launch window."""

@@ -28,6 +28,8 @@ class HealingSettings:
     boot_id: str
     longest_gap_secs: float = float("inf")
     """After a longer pause between two steps, silence of the healer is not silence of a worker."""
+    patience_secs: float = 0.0
+    """Seconds that a cause is left to another healer before the first attempt."""
 
 
 class HealingState(msgspec.Struct, frozen=True):
@@ -77,13 +79,15 @@ def healing_step(
         boot_now=now,
         grant=memory.polled_at is UNSET or not 0 <= gap <= settings.longest_gap_secs,
     )
+    made = memory.attempts
+    if view.supervisors.keys() - memory.liveness.supervisors.keys():
+        # What found no slot may find one now.
+        made = {key: (1, now) if number else (0, until) for key, (number, until) in made.items()}
     waiting = busy(seen.causes) if seen.causes else ()
     running = [
-        f"{cause.key}:{memory.attempts.get(cause.key, (0, now))[0]}"
-        for cause in seen.causes
-        if cause.topology_id in waiting
+        f"{cause.key}:{made.get(cause.key, (0, now))[0]}" for cause in seen.causes if cause.topology_id in waiting
     ]
-    due, attempts = due_attempts(seen.causes, memory.attempts, boot_now=now, running=running)
+    due, attempts = due_attempts(seen.causes, made, boot_now=now, running=running, patience_secs=settings.patience_secs)
     ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
     return HealingStepResult(
         attempts=due,

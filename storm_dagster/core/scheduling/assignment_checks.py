@@ -10,27 +10,26 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from storm_dagster.core.scheduling.history import read_history
-from storm_dagster.core.scheduling.units import units_of, worker_count
+from storm_dagster.core.scheduling.plan import event_of
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.ranges import decode_ranges
 
 
 def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
     """More workers than asked for, or an uneven spread of executors. ``old`` is the current assignment."""
-    if topology.user_workers or topology.use_old or topology.differ_node or topology.strategy == "local":
+    if topology.user_workers or topology.use_old or topology.differ_node:
         return
-    units = units_of(topology)
-    wanted, alone = worker_count(topology.workers, sum(topology.parallelism.values()), topology.single_master)
-    if topology.strategy == "even":
-        wanted, alone = min(topology.workers, len(units)), False
-    workers = [worker for worker in read_history(topology, units).old if worker.units]
+    event = event_of(topology)
+    if not event.strategy.spreads:
+        return
+    wanted, alone = event.strategy.workers(event.about)
+    component, master = event.executors.component, event.about.master
+    workers = [[component[position] for position in worker.holds] for worker in event.history.old if worker.holds]
     if len(workers) > wanted:
         yield f"{topology.name} has {len(workers)} workers and wants {wanted}"
-    masters = [worker for worker in workers if any(unit.is_master for unit in worker.units)]
-    if alone and len(workers) > 1 and any(len(worker.units) > 1 for worker in masters):
+    if alone and len(workers) > 1 and any(master in held and len(held) > 1 for held in workers):
         yield f"{topology.name}: the topology master is not alone in its worker"
-    sizes = [len(worker.units) for worker in workers if not (alone and worker in masters)]
+    sizes = [len(held) for held in workers if not (alone and master in held)]
     if sizes and max(sizes) - min(sizes) > 1:
         yield f"{topology.name}: workers hold {min(sizes)} to {max(sizes)} executors"
 
@@ -46,19 +45,19 @@ def isolation_faults(topology: TopologyToPlace, hosts: Collection[str]) -> Itera
 
 def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
     """Supervisors with two executors of a component that has ``task.on.differ.node``."""
-    if topology.strategy == "local":
+    event = event_of(topology)
+    if not event.strategy.spreads:
         return  # one supervisor takes everything: there is no other node
-    units = units_of(topology)
-    for component in sorted(set(topology.differ_node)):
+    for component, name in zip(event.about.differ, event.about.differ_names, strict=True):
         on_node = Counter(
-            worker.slot[0]
-            for worker in read_history(topology, units).old
-            for unit in worker.units
-            if unit.component == component
+            worker.node
+            for worker in event.history.old
+            for position in worker.holds
+            if event.executors.component[position] == component
         )
         for node, count in sorted(on_node.items()):
             if count > 1:
-                yield f"{topology.name}: {count} executors of {component!r} are on {node}"
+                yield f"{topology.name}: {count} executors of {name!r} are on {node}"
 
 
 def move_faults(name: str, moves: Mapping[str, Any], workers: Mapping[str, Collection[int]]) -> Iterator[str]:

@@ -1,251 +1,229 @@
-"""The ``balanced`` strategy: JStorm's assignment without its quirks (``docs/decisions.md#supervisor-choice``)."""
+"""The ``balanced`` strategy: JStorm's assignment without its quirks (``docs/decisions.md#supervisor-choice``).
+
+Healing, too, fails when slots are short: nothing is squeezed into fewer workers than were asked for. The dead
+tasks wait with the reason, what lives goes on, and the next attempt places them as soon as there are slots.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from storm_dagster.core.scheduling.history import History, Slot
-from storm_dagster.core.scheduling.outcome import NoRoom
-from storm_dagster.core.scheduling.rebalance import Reuse, choose_reused, trim
-from storm_dagster.core.scheduling.requested_workers import RequestedWorker, requested_workers
-from storm_dagster.core.scheduling.selectors import Bin, Selector, fair_share
-from storm_dagster.core.scheduling.slots import DifferNeed, Offer, spread_workers
-from storm_dagster.core.scheduling.units import Unit, exchanges, worker_count
-from storm_dagster.model.placement import TopologyToPlace
-from storm_dagster.model.placement_reasons import (
-    Reason,
-    Refusal,
-    differ_node_refusal,
-    short_of_slots_refusal,
-    too_many_requests_refusal,
-)
+from storm_dagster.core.scheduling.history import LOST, Slot
+from storm_dagster.core.scheduling.requested_workers import Grants
+from storm_dagster.core.scheduling.reuse import Saving, choose_reused
+from storm_dagster.core.scheduling.selectors import CHAIN, FilledWorker, WorkerSelector, fair_share
+from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.slot_requests import RequestedSlot
+from storm_dagster.core.scheduling.task_assignment import TaskAssignment
+from storm_dagster.core.scheduling.units import TopologySummary, worker_count
+from storm_dagster.model.placement_reasons import Reason, differ_node_refusal, too_many_requests_refusal
 
 
-@dataclass(frozen=True)
-class _SlotRequest:
-    """Slots that an event wants, and the workers that are requested in it."""
+class Balanced:
+    """Strategy ``balanced``."""
 
-    count: int
-    staying: int
-    """Workers that stay as they are, counted in ``topology.workers``."""
-    alone: bool
-    """One of the slots is for the topology master."""
-    requested: tuple[RequestedWorker, ...]
-    unassigned: tuple[Unit, ...]
-    """Executors to place that no requested worker holds."""
-    warnings: list[str]
+    chain = CHAIN
+    grants_requests = True
+    respreads = False
+    spreads = True
+
+    def workers(self, about: TopologySummary) -> tuple[int, bool]:
+        """As in JStorm: a topology master that is to be alone has one more."""
+        return worker_count(about.workers, about.executors, about.single_master)
+
+    def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
+        """Requested workers that were dropped, while something is placed."""
+        return grants.warnings
+
+    def allocate(self, allocation: SlotAllocation) -> None:
+        """Allocate requested workers first, then old slots that a rebalance keeps, then the least loaded supervisors.
+
+        Refused when slots are short, or on too few supervisors for a component whose tasks must be apart.
+        """
+        about, request = allocation.about, allocation.request
+        allocation.require_supervisor()
+        count, requested, alone = request.wanted, request.requested, request.alone
+        if request.clash:
+            raise PlacementRefused(too_many_requests_refusal(about.name, *request.clash))
+        if allocation.free - allocation.reserve < count:
+            raise allocation.short(count, with_remedy=True)
+        blocked: dict[int, set[str]] = {need.component: set(need.blocked) for need in request.needs}
+        held = {worker.slot for worker in request.reusable}
+        usable = sum(map(allocation.may_use, held))
+        unplaced: list[int] = []
+        for number, wanted in enumerate(requested):
+            slot = _slot_for(wanted, allocation)
+            if slot is None:
+                unplaced.append(number)
+                continue
+            why = Reason.SLOT_OLD if wanted.old else Reason.SLOT_USER
+            allocation.take(slot, why, "requested", number)
+            _block(blocked, wanted, slot)
+        own_master: Slot | None = None
+        if about.keeps:
+            at_home = sum(slot.slot in held for slot in allocation.slots)
+            kept = min(usable, count) - at_home
+            if requested and len(requested) + kept > count:
+                raise PlacementRefused(too_many_requests_refusal(about.name, len(requested), kept, count))
+            own_master = _reuse(allocation, count - len(requested) - int(alone), alone)
+        used = [slot.node for slot in allocation.slots]
+        if own_master is not None:
+            allocation.take(own_master, Reason.SLOT_REUSED, "master")
+        first_new = len(allocation.slots)
+        _spread(allocation, count - first_new, used, blocked, alone and own_master is None)
+        # Requests without a usable host come first in the order of workers, as in JStorm; they take new slots too.
+        for slot, number in zip(allocation.slots[first_new:], unplaced, strict=False):
+            slot.role, slot.ref = "requested", number
+            _block(blocked, requested[number], slot.slot)
+        if alone and own_master is None:
+            _choose_master(allocation.slots)
+        able = {slot.node for slot in allocation.slots if slot.role != "master"}
+        for need in request.needs:
+            left = able - blocked[need.component]
+            if len(left) < need.units:
+                which = about.differ_names[about.differ.index(need.component)]
+                raise PlacementRefused(differ_node_refusal(about.name, which, need.units, len(left)))
+
+    def fill(self, assignment: TaskAssignment) -> None:
+        """Fill requested workers, keep what stays, then choose a worker for each executor by the selectors."""
+        about, component = assignment.about, assignment.executors.component
+        requested = assignment.grants.requested
+        unassigned = assignment.grants.unassigned(assignment.history.needed)
+        slots = assignment.slots
+        workers = [FilledWorker(slot.node) for slot in slots]
+        open_workers: list[FilledWorker] = []
+        for slot, worker in zip(slots, workers, strict=True):
+            if slot.role == "master":
+                alone = next(position for position in unassigned if component[position] == about.master)
+                worker.put(alone, about.master, Reason.MASTER)
+                unassigned = [position for position in unassigned if position != alone]
+                continue
+            open_workers.append(worker)
+            if slot.role == "requested" and slot.ref is not None:
+                wanted = requested[slot.ref]
+                for position in wanted.holds:
+                    worker.put(position, component[position], Reason.OLD if wanted.old else Reason.USER)
+        share, remainder = fair_share((len(worker.positions) for worker in open_workers), len(unassigned))
+        apart = _apart(assignment, open_workers)
+        stays = assignment.stays(unassigned, share, apart)
+        for index, positions in stays.items():
+            for position in positions:
+                workers[index].put(position, component[position], Reason.STAYS)
+            remainder -= len(positions) > share
+        staying = {position for positions in stays.values() for position in positions}
+        WorkerSelector(open_workers, share, remainder, about.related, about.system).place(
+            [p for p in unassigned if p not in staying] if staying else unassigned, component, apart
+        )
+        for slot, worker in zip(slots, workers, strict=True):
+            memory, cpu = 0, 0
+            if slot.role == "requested" and slot.ref is not None:
+                memory, cpu = requested[slot.ref].memory, requested[slot.ref].cpu
+            if about.master_memory is not None and about.master in worker.counts:
+                memory = about.master_memory
+            assignment.add(slot, worker.positions, worker.reasons, memory, cpu)
 
 
-def place_balanced(
-    topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer
-) -> tuple[list[Bin], list[str]]:
-    """Place all executors of the event: workers and warnings, or :class:`NoRoom` when they do not fit.
-
-    Slots that are used are taken out of ``offer``. Healing, too, fails when slots are short: nothing is
-    squeezed into fewer workers than were asked for. The dead tasks wait, ``unassigned`` names them with the
-    reason, what lives goes on, and the next attempt places them as soon as there are slots.
-    """
-    request = _slot_request(topology, units, history)
-    reserved = max(0, topology.reserve)
-    if offer.total - reserved < request.count:
-        raise NoRoom(_short(topology, request, offer, reserved))
-    old = [worker.slot for worker in history.lost if offer.has(worker.slot)]
-    bins = _requested_bins(topology, request.requested, offer)
-    master = next((unit for unit in request.unassigned if unit.is_master), None) if request.alone else None
-    reuse = Reuse((), frozenset(), None)
-    if topology.event == "rebalance" and not topology.reassign:
-        kept = min(len(old), request.count) - sum(bin.slot in old for bin in bins)
-        if request.requested and len(request.requested) + kept > request.count:
-            raise NoRoom(too_many_requests_refusal(topology.name, len(request.requested), kept, request.count))
-        slots = request.count - len(request.requested) - (1 if master else 0)
-        firsts = {unit.first for unit in request.unassigned}
-        sizes = [len(wanted.units) for wanted in request.requested] + [0] * slots
-        level = fair_share(sizes, len(firsts) - (master is not None))
-        reuse = choose_reused(history.lost, offer, firsts, slots, level, master)
-        bins.extend(_bin(topology, offer.take(worker.slot), offer, Reason.SLOT_REUSED) for worker in reuse.kept)
-    needs = _differ_needs(topology, request.unassigned, history, request.requested, bins)
-    new = request.count - len(bins)
-    if reuse.master is not None:
-        bins.append(_bin(topology, offer.take(reuse.master), offer, Reason.SLOT_REUSED))
-        new -= 1
-    first_new = len(bins)
-    picked = spread_workers(
-        offer,
-        new,
-        [bin.slot[0] for bin in bins if bin.slot != reuse.master],
-        needs,
-        master is not None and reuse.master is None,
-    )
-    # Requests without a usable host come first in the order of workers, as in JStorm; they take picked slots too.
-    unplaced = [wanted for wanted in request.requested if wanted.units[0].first not in _placed(bins)]
-    for number, (slot, why, against) in enumerate(picked):
-        wanted = unplaced[number] if number < len(unplaced) else None
-        bins.append(_bin(topology, slot, offer, why, wanted))
-        bins[-1].against = against
-    if master is not None:
-        _place_master(topology, bins, first_new, reuse.master, master)
-    holding = _holding(topology, history, bins)
-    _check_differ(topology, needs, holding, bins)
-    _fill(topology, bins, [unit for unit in request.unassigned if unit is not master], reuse, holding)
-    return bins, request.warnings
+def _block(blocked: dict[int, set[str]], wanted: RequestedSlot, slot: Slot) -> None:
+    for component in wanted.components:
+        if component in blocked:
+            blocked[component].add(slot[0])
 
 
-def _slot_request(topology: TopologyToPlace, units: tuple[Unit, ...], history: History) -> _SlotRequest:
-    wanted, alone = worker_count(topology.workers, sum(topology.parallelism.values()), topology.single_master)
-    masters = sum(1 for unit in history.needed if unit.is_master)
-    staying = len(history.kept) + len(history.unstopped)
-    # Something is to be placed, so one worker is needed however many stay; a master that is to be alone
-    # needs a second one beside the rest. Workers beyond the executors would stay empty.
-    least = 2 if alone and masters and len(history.needed) > masters else 1
-    count = min(max(wanted - staying, least), len(history.needed))
-    requested, warnings = requested_workers(topology, units, history, count, alone and masters > 0)
-    held = {unit.first for wanted in requested for unit in wanted.units}
-    unassigned = tuple(unit for unit in history.needed if unit.first not in held)
-    alone = alone and any(unit.is_master for unit in unassigned)
-    return _SlotRequest(min(count, len(requested) + len(unassigned)), staying, alone, requested, unassigned, warnings)
-
-
-def _short(topology: TopologyToPlace, request: _SlotRequest, offer: Offer, reserved: int) -> Refusal:
-    usable = offer.total - reserved + request.staying
-    executors = sum(topology.parallelism.values())
-    fits = next(
+def _slot_for(wanted: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
+    """The requested port if it is free on the requested host, else another port there."""
+    # The supervisor itself comes before others of its host.
+    nodes = sorted(
         (
-            workers
-            for workers in (usable, usable - 1)
-            if workers >= 1 and worker_count(workers, executors, topology.single_master)[0] <= usable
+            node
+            for node in {wanted.node, *allocation.ports.nodes_of([wanted.host])}
+            if node and allocation.ports_of(node)
         ),
-        None,
+        key=lambda node: (node != wanted.node, node),
     )
-    return short_of_slots_refusal(
-        topology.name, request.count, offer.counts(), reserve=reserved, workers=fits, isolated=offer.isolated
-    )
-
-
-def _bin(
-    topology: TopologyToPlace, slot: Slot, offer: Offer, why: Reason, wanted: RequestedWorker | None = None
-) -> Bin:
-    memory = wanted.memory_bytes if wanted and wanted.memory_bytes and wanted.memory_bytes > 0 else None
-    cpu = wanted.cpu if wanted and wanted.cpu and wanted.cpu > 0 else None
-    bin = Bin(slot, offer.hosts[slot[0]], why, memory or topology.memory_bytes, cpu or topology.cpu)
-    for unit in wanted.units if wanted else ():
-        bin.put(unit, wanted.task_why if wanted else Reason.ONLY)
-    return bin
-
-
-def _placed(bins: Iterable[Bin]) -> set[int]:
-    return {unit.first for bin in bins for unit in bin.units}
-
-
-def _requested_bins(topology: TopologyToPlace, requested: tuple[RequestedWorker, ...], offer: Offer) -> list[Bin]:
-    """A worker for each request whose host has a free port: the requested port if it is free, else another."""
-    bins: list[Bin] = []
-    for wanted in requested:
-        slot = _requested_slot(wanted, offer)
-        if slot is not None:
-            bins.append(_bin(topology, offer.take(slot), offer, wanted.why, wanted))
-    return bins
-
-
-def _requested_slot(wanted: RequestedWorker, offer: Offer) -> Slot | None:
-    nodes = [node for node, host in offer.hosts.items() if host == wanted.host and offer.ports(node)]
-    if wanted.node is not None and wanted.node in offer.hosts:
-        # The supervisor itself is known: another one of the same host comes after it.
-        nodes = [node for node in (wanted.node,) if offer.ports(node)] + [n for n in nodes if n != wanted.node]
     if wanted.port is not None:
         for node in nodes:
-            if offer.has((node, wanted.port)):
+            if allocation.ports.has((node, wanted.port)):
                 return (node, wanted.port)
-    elif wanted.hint is not None and offer.has(wanted.hint):
+    elif wanted.hint is not None and allocation.may_use(wanted.hint):
         return wanted.hint
-    return (nodes[0], offer.ports(nodes[0])[0]) if nodes else None
+    return (nodes[0], allocation.ports_of(nodes[0])[0]) if nodes else None
 
 
-def _differ_needs(
-    topology: TopologyToPlace,
-    unassigned: tuple[Unit, ...],
-    history: History,
-    requested: tuple[RequestedWorker, ...],
-    bins: list[Bin],
-) -> tuple[DifferNeed, ...]:
-    """Needs of components with ``task.on.differ.node``; supervisors that hold such a task already do not help."""
-    counts = Counter(unit.component for unit in unassigned)
-    staying: list[tuple[str, Unit]] = [
-        (worker.slot[0], unit) for worker in (*history.kept, *history.unstopped) for unit in worker.units
+def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
+    """Take the old slots that save most moves; returns the one where the topology master stays alone.
+
+    The topology master stays where it is when nothing else stays there, which is so when that saves a move.
+    """
+    request = allocation.request
+    sizes = [wanted.size for wanted in request.requested] + [0] * places
+    share, remainder = fair_share(sizes, request.unassigned - int(alone))
+    usable = [worker for worker in request.reusable if allocation.may_use(worker.slot)]
+    savings = [Saving(worker, share) for worker in usable if worker.size]
+    home = next((worker for worker in usable if alone and worker.master), None)
+    saved, plain, fuller = choose_reused(savings, places, remainder)
+    if home is not None:
+        others = [saving for saving in savings if saving.worker is not home]
+        without, *others_kept = choose_reused(others, places, remainder)
+        if without >= saved:
+            plain, fuller = others_kept
+    kept = sorted([*plain, *fuller], key=lambda worker: (-worker.size, worker.slot))
+    for worker in kept:
+        allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
+    return home.slot if home is not None and home not in kept else None
+
+
+def _spread(
+    allocation: SlotAllocation, count: int, used: Iterable[str], blocked: dict[int, set[str]], alone: bool
+) -> None:
+    """Allocate new slots one at a time, each on the supervisor with the most free ports.
+
+    ``used`` are the supervisors that the topology already has workers on in this event. Only when so few
+    slots remain to be chosen that a ``task.on.differ.node`` component would be left without enough
+    supervisors is the choice narrowed to supervisors that help it; with ``alone`` one of the slots goes to
+    the topology master and helps nobody.
+    """
+    ports, needs = allocation.ports, allocation.request.needs
+    chosen = set(used)
+    for remaining in range(count, 0, -1):
+        node, why, against = ports.best(allocation.within)
+        useful = max(1, remaining - 1 if alone else remaining)
+        tight = [
+            blocked[need.component] for need in needs if need.units - len(chosen - blocked[need.component]) >= useful
+        ]
+        if tight:
+            helpful = [
+                other
+                for other in allocation.nodes
+                if ports.free[other] and other not in chosen and not any(other in nodes for nodes in tight)
+            ]
+            if helpful and node not in helpful:
+                node, why, against = min(helpful, key=ports.load), Reason.SLOT_DIFFER, ""
+        allocation.take((node, ports.free[node][0]), why, text=against)
+        chosen.add(node)
+
+
+def _choose_master(slots: list[AllocatedSlot]) -> None:
+    """Give the master an empty slot on the supervisor that has most slots of the topology."""
+    crowd = Counter(slot.node for slot in slots)
+    empty = [slot for slot in slots if slot.role == "empty"]
+    max(empty, key=lambda slot: crowd[slot.node]).role = "master"
+
+
+def _apart(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> dict[int, set[str]]:
+    """Component that must be apart -> supervisors that hold one of it already."""
+    component = assignment.executors.component
+    apart: dict[int, set[str]] = {kind: set() for kind in assignment.about.differ}
+    if not apart:
+        return apart
+    held = [
+        (worker.node, component[position])
+        for worker in assignment.history.old
+        if worker.state != LOST
+        for position in worker.holds
     ]
-    staying.extend((bin.slot[0], unit) for bin in bins for unit in bin.units)
-    return tuple(
-        DifferNeed(
-            component,
-            counts[component],
-            frozenset(node for node, unit in staying if unit.component == component),
-        )
-        for component in sorted(set(topology.differ_node))
-        if counts[component]
-    )
-
-
-def _holding(topology: TopologyToPlace, history: History, bins: list[Bin]) -> dict[str, frozenset[str]]:
-    """Component with ``task.on.differ.node`` -> supervisors that hold one of its executors already."""
-    held = [(worker.slot[0], unit.component) for worker in (*history.kept, *history.unstopped) for unit in worker.units]
-    held.extend((bin.slot[0], unit.component) for bin in bins for unit in bin.units)
-    return {
-        component: frozenset(node for node, holder in held if holder == component) for component in topology.differ_node
-    }
-
-
-def _check_differ(
-    topology: TopologyToPlace,
-    needs: tuple[DifferNeed, ...],
-    holding: Mapping[str, frozenset[str]],
-    bins: list[Bin],
-) -> None:
-    for need in needs:
-        able = {bin.slot[0] for bin in bins if not bin.locked} - holding[need.component]
-        if len(able) < need.units:
-            raise NoRoom(differ_node_refusal(topology.name, need.component, need.units, len(able)))
-
-
-def _place_master(topology: TopologyToPlace, bins: list[Bin], first_new: int, own: Slot | None, master: Unit) -> None:
-    """Give the topology master a worker for itself: its own old one, else an empty one of this event on
-    the supervisor with most of the topology's workers."""
-    per_node = Counter(bin.slot[0] for bin in bins)
-    empty = [index for index, bin in enumerate(bins) if not bin.units and index >= first_new]
-    index = (
-        next(index for index, bin in enumerate(bins) if bin.slot == own)
-        if own is not None
-        else max(empty, key=lambda candidate: (per_node[bins[candidate].slot[0]], -candidate))
-    )
-    bins[index].put(master, Reason.MASTER)
-    bins[index].locked = True
-    if topology.master_memory_bytes is not None:
-        bins[index].memory_bytes = topology.master_memory_bytes
-
-
-def _fill(
-    topology: TopologyToPlace,
-    bins: list[Bin],
-    unassigned: list[Unit],
-    reuse: Reuse,
-    holding: Mapping[str, frozenset[str]],
-) -> None:
-    open_bins = [bin for bin in bins if not bin.locked]
-    average, remainder = fair_share([bin.size for bin in open_bins], len(unassigned))
-    firsts = {unit.first for unit in unassigned}
-    stays = trim(reuse, firsts, average, holding)
-    for bin in open_bins:
-        for unit in stays.get(bin.slot, ()):
-            bin.put(unit, Reason.STAYS)
-            remainder -= bin.size > average
-    staying = {unit.first for units in stays.values() for unit in units}
-    waiting = [unit for unit in unassigned if unit.first not in staying]
-    selector = Selector(open_bins, average, remainder, exchanges(topology))
-    for unit in waiting:
-        if unit.component in holding:
-            selector.place_apart(unit, holding[unit.component])
-    rest = [unit for unit in waiting if unit.component not in holding]
-    selector.place_all(sorted(rest, key=lambda unit: (unit.is_system, unit.first)))
-    for bin in open_bins:
-        if topology.master_memory_bytes is not None and any(unit.is_master for unit in bin.units):
-            bin.memory_bytes = topology.master_memory_bytes
+    held.extend((worker.node, kind) for worker in workers for kind in worker.counts)
+    for node, kind in held:
+        if kind in apart:
+            apart[kind].add(node)
+    return apart

@@ -2,102 +2,105 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.scheduling.history import History, OldWorker
-from storm_dagster.core.scheduling.outcome import NoRoom
-from storm_dagster.core.scheduling.rebalance import choose_reused, trim
-from storm_dagster.core.scheduling.selectors import Bin
-from storm_dagster.core.scheduling.slots import Offer, interleaved
-from storm_dagster.core.scheduling.units import Unit
-from storm_dagster.model.placement import TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, even_ignores, even_refusal, short_of_slots_refusal
+from itertools import zip_longest
+
+from storm_dagster.core.scheduling.history import Slot
+from storm_dagster.core.scheduling.requested_workers import Grants
+from storm_dagster.core.scheduling.reuse import Saving, choose_reused
+from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.slot_requests import ReusableSlot
+from storm_dagster.core.scheduling.task_assignment import TaskAssignment
+from storm_dagster.core.scheduling.units import TopologySummary
+from storm_dagster.model.placement_reasons import Reason, even_ignores, even_refusal
 
 
-def is_unchanged(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> bool:
-    """Whether a monitor event leaves everything as it is: nothing is lost, and no further slot would be used."""
-    if history.needed:
-        return False
-    alive = _alive(topology, history, offer)
-    return _total(topology, units, history, alive, offer) <= len(alive)
+class Even:
+    """Strategy ``even``. The topology master is placed like any task."""
+
+    chain: tuple[Reason, ...] = ()
+    grants_requests = False
+    respreads = True
+    spreads = True
+
+    def workers(self, about: TopologySummary) -> tuple[int, bool]:
+        """As many as asked for; the topology master counts as an executor and is never alone."""
+        return min(about.workers, sum(about.units)), False
+
+    def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
+        """Conf keys that are ignored for a topology that runs already."""
+        ignored = [*_unsupported_requests(about), *(["use.old.assignment"] if about.use_old else [])]
+        return [even_ignores(ignored)] if ignored else []
+
+    def allocate(self, allocation: SlotAllocation) -> None:
+        """Allocate as many of the wanted slots as there are; refused only when there is none at all.
+
+        In a monitor event live workers whose size is no share of an even spread give their slots back, as with
+        Storm's default scheduler; a rebalance keeps the fullest old slots.
+        """
+        about, request = allocation.about, allocation.request
+        unsupported = _unsupported_requests(about)
+        if unsupported and about.event == "new":
+            raise PlacementRefused(even_refusal(about.name, unsupported))
+        alive: list[ReusableSlot] = []
+        fixed = sum(request.fixed)
+        if about.event == "monitor":
+            # A slot can be released only where the supervisor is there to stop its worker.
+            alive = [worker for worker in request.reusable if allocation.may_keep(worker.slot)]
+            fixed += sum(worker.size for worker in request.reusable if worker not in alive)
+        mine = request.total - fixed
+        wanted = min(max(1, min(about.workers, request.total) - request.staying + len(alive)), mine)
+        total = min(wanted, len(alive) + max(0, allocation.free - allocation.reserve))
+        if about.event == "monitor" and not request.missing and total <= len(alive):
+            return
+        allocation.require_supervisor()
+        if total < 1:
+            raise allocation.short(1, with_remedy=False)
+        shares = _shares(mine, total)
+        kept = 0
+        if about.event == "monitor":
+            kept = _keep_fitting(allocation, alive, shares)
+        elif about.keeps:
+            _keep_fullest(allocation, shares)
+        for slot in _interleaved(allocation)[: total - kept - len(allocation.slots)]:
+            allocation.take(slot, Reason.SLOT_INTERLEAVED)
+
+    def fill(self, assignment: TaskAssignment) -> None:
+        """Assign executors round robin, by ascending task id, to slots that are below their share.
+
+        The fullest slots have the largest shares.
+        """
+        slots, freed = assignment.slots, assignment.freed
+        waiting = assignment.history.needed
+        if freed:
+            waiting = sorted([*waiting, *(p for number in freed for p in assignment.history.old[number].holds)])
+        shares = _shares(len(waiting), len(slots))
+        stays = assignment.stays(waiting, shares[-1], {})
+        here = {position for positions in stays.values() for position in positions}
+        filled = [list(stays.get(index, ())) for index in range(len(slots))]
+        reasons = [[int(Reason.STAYS)] * len(positions) for positions in filled]
+        ranked = sorted(range(len(slots)), key=lambda index: -len(filled[index]))
+        share_of = dict(zip(ranked, shares, strict=True))
+        turn = 0
+        for position in waiting:
+            if position in here:
+                continue
+            while len(filled[turn]) >= share_of[turn]:
+                turn = (turn + 1) % len(slots)
+            filled[turn].append(position)
+            reasons[turn].append(int(Reason.DEALT))
+            turn = (turn + 1) % len(slots)
+        for slot, positions, whys in zip(slots, filled, reasons, strict=True):
+            assignment.add(slot, positions, whys)
 
 
-def place_even(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> list[Bin]:
-    """Place all executors but those of workers that stay, in as many slots as there are.
-
-    Raises :class:`NoRoom` only when there is no slot at all. In a monitor event live workers whose size fits
-    no share of an even spread are freed, as Storm's default scheduler does; a rebalance moves the fewest.
-    The topology master is placed like any task.
-    """
-    alive = _alive(topology, history, offer)
-    total = _total(topology, units, history, alive, offer)
-    if total < 1:
-        reserve = max(0, topology.reserve)
-        raise NoRoom(short_of_slots_refusal(topology.name, 1, offer.counts(), reserve=reserve, isolated=offer.isolated))
-    staying = {unit.first for worker in _fixed(history, alive) for unit in worker.units}
-    mine = [unit for unit in units if unit.first not in staying]
-    shares = _shares(len(mine), total)
-    kept: list[Bin] = []
-    if topology.event == "monitor":
-        kept = _keep_fitting(topology, alive, shares, offer)
-    elif topology.event == "rebalance" and not topology.reassign:
-        kept = _keep_most(topology, history, mine, shares, offer)
-    new = [
-        Bin(
-            offer.take(slot),
-            offer.hosts[slot[0]],
-            Reason.SLOT_INTERLEAVED,
-            topology.memory_bytes,
-            topology.cpu,
-        )
-        for slot in interleaved(offer)[: total - len(kept)]
-    ]
-    here = {unit.first for bin in kept for unit in bin.units}
-    waiting = [unit for unit in mine if unit.first not in here]
-    if topology.event == "rebalance":
-        _deal(waiting, [*kept, *new], shares)
-    else:
-        _deal(waiting, new, _shares(len(waiting), len(new)) if new else [])
-    return [*kept, *new]
-
-
-def ignored_requests(topology: TopologyToPlace) -> list[str]:
-    """Warning about conf keys that round-robin assignment cannot honor.
-
-    A new topology with one of the first three raises :class:`NoRoom`. An existing one is healed and rebalanced
-    all the same.
-    """
-    broken = ["use.userdefine.assignment"] if topology.user_workers else []
-    broken += [f"task.on.differ.node ({', '.join(sorted(topology.differ_node))})"] if topology.differ_node else []
-    broken += ["topology.master.single.worker"] if topology.single_master else []
-    if broken and topology.event == "new":
-        raise NoRoom(even_refusal(topology.name, broken))
-    ignored = [*broken, *(["use.old.assignment"] if topology.use_old else [])]
-    return [even_ignores(ignored)] if ignored else []
-
-
-def fixed_workers(topology: TopologyToPlace, history: History, offer: Offer) -> tuple[OldWorker, ...]:
-    """The workers that :func:`place_even` does not touch and does not return."""
-    return _fixed(history, _alive(topology, history, offer))
-
-
-def _fixed(history: History, alive: list[OldWorker]) -> tuple[OldWorker, ...]:
-    return tuple(worker for worker in (*history.kept, *history.unstopped) if worker not in alive)
-
-
-def _alive(topology: TopologyToPlace, history: History, offer: Offer) -> list[OldWorker]:
-    """Monitor: live workers whose slot can be released, because its supervisor is there to stop them."""
-    if topology.event != "monitor":
-        return []
-    return [worker for worker in history.kept if offer.may_keep(worker.slot)]
-
-
-def _total(
-    topology: TopologyToPlace, units: tuple[Unit, ...], history: History, alive: list[OldWorker], offer: Offer
-) -> int:
-    """Number of slots to use: what is wanted, limited by live and free slots."""
-    fixed = _fixed(history, alive)
-    mine = len(units) - sum(len(worker.units) for worker in fixed)
-    wanted = min(max(1, min(topology.workers, len(units)) - len(fixed)), mine)
-    return min(wanted, len(alive) + max(0, offer.total - max(0, topology.reserve)))
+def _unsupported_requests(about: TopologySummary) -> list[str]:
+    """Conf keys that round-robin assignment cannot honor; a new topology with one of them is refused."""
+    keys = ["use.userdefine.assignment"] if about.user_workers else []
+    if about.differ_names:
+        keys.append(f"task.on.differ.node ({', '.join(about.differ_names)})")
+    if about.single_master:
+        keys.append("topology.master.single.worker")
+    return keys
 
 
 def _shares(count: int, total: int) -> list[int]:
@@ -106,49 +109,39 @@ def _shares(count: int, total: int) -> list[int]:
     return [average + 1] * remainder + [average] * (total - remainder)
 
 
-def _keep_fitting(topology: TopologyToPlace, alive: list[OldWorker], shares: list[int], offer: Offer) -> list[Bin]:
-    """Keep live workers whose size is still a share of the spread: Storm's rule of bad slots."""
-    left = list(shares)
-    bins: list[Bin] = []
+def _keep_fitting(allocation: SlotAllocation, alive: list[ReusableSlot], shares: list[int]) -> int:
+    """Number of live workers that stay, as their size is still a share of the spread; the others are freed."""
+    left, kept = list(shares), 0
     for worker in alive:
-        if len(worker.units) not in left:
-            offer.release_own(worker.slot)
-            continue
-        left.remove(len(worker.units))
-        memory, cpu = worker.memory_bytes or topology.memory_bytes, worker.cpu or topology.cpu
-        bins.append(Bin(worker.slot, worker.host, Reason.SLOT_KEPT, memory, cpu))
-        for unit in worker.units:
-            bins[-1].put(unit, Reason.KEPT)
-    return bins
+        if worker.size in left:
+            left.remove(worker.size)
+            kept += 1
+        else:
+            allocation.release_own(worker.slot)
+            allocation.freed.append(worker.worker)
+    return kept
 
 
-def _keep_most(
-    topology: TopologyToPlace, history: History, mine: list[Unit], shares: list[int], offer: Offer
-) -> list[Bin]:
-    """Reuse the fullest old slots, with as many executors as their share allows."""
-    firsts = {unit.first for unit in mine}
-    level = (shares[-1], sum(share > shares[-1] for share in shares))
-    reuse = choose_reused(history.lost, offer, firsts, len(shares), level)
-    stays = trim(reuse, firsts, shares[-1], {})
-    bins: list[Bin] = []
-    for worker in sorted(reuse.kept, key=lambda worker: worker.slot):
-        slot = offer.take(worker.slot)
-        bins.append(Bin(slot, offer.hosts[slot[0]], Reason.SLOT_REUSED, topology.memory_bytes, topology.cpu))
-        for unit in stays[slot]:
-            bins[-1].put(unit, Reason.STAYS)
-    return bins
+def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
+    usable = [worker for worker in allocation.request.reusable if worker.size and allocation.may_use(worker.slot)]
+    savings = [Saving(worker, shares[-1]) for worker in usable]
+    _, plain, fuller = choose_reused(savings, len(shares), sum(share > shares[-1] for share in shares))
+    for worker in sorted([*plain, *fuller], key=lambda worker: worker.worker):
+        allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
 
 
-def _deal(waiting: list[Unit], bins: list[Bin], shares: list[int]) -> None:
-    """Assign executors round robin, by ascending id, to the workers that are below their share.
+def _interleaved(allocation: SlotAllocation) -> list[Slot]:
+    """Free slots in turn from host to host, hosts with more free slots first, as in Storm.
 
-    The fullest workers have the largest shares.
+    Inside a host it is the turn of its supervisors likewise. Equal ones go by the lower supervisor id.
     """
-    ranked = sorted(range(len(bins)), key=lambda index: (-bins[index].size, index))
-    share = dict(zip(ranked, shares, strict=True))
-    turn = 0
-    for unit in waiting:
-        while bins[turn % len(bins)].size >= share[turn % len(bins)]:
-            turn += 1
-        bins[turn % len(bins)].put(unit, Reason.DEALT)
-        turn += 1
+    ports = allocation.ports
+    by_host: dict[str, list[list[Slot]]] = {}
+    for node in allocation.nodes:
+        by_host.setdefault(ports.host[node], []).append([(node, port) for port in ports.free[node]])
+    return _interleave([_interleave(groups) for groups in by_host.values()])
+
+
+def _interleave(groups: list[list[Slot]]) -> list[Slot]:
+    by_size = sorted(groups, key=lambda group: -len(group))
+    return [slot for turn in zip_longest(*by_size) for slot in turn if slot is not None]

@@ -6,11 +6,13 @@ equals, what stayed or was requested, and the order in which executors are place
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from storm_dagster.core.scheduling.selectors import CHAIN, Bin, Key, Selector, fair_share
-from storm_dagster.core.scheduling.units import Unit, exchanges, units_of
+from storm_dagster.core.scheduling.plan import event_of
+from storm_dagster.core.scheduling.selectors import FilledWorker, Key, WorkerSelector, fair_share
+from storm_dagster.core.scheduling.steps import TopologyEvent
+from storm_dagster.core.scheduling.strategy import strategy_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, reason_of
 
@@ -23,7 +25,6 @@ _COMPARED = (
     "tasks on the supervisor that it exchanges tuples with",
     "place among equals",
 )
-_CHOSEN_BY_CHAIN = frozenset({Reason.ONLY, *CHAIN, Reason.FIRST})
 
 
 @dataclass(frozen=True)
@@ -58,87 +59,67 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     strategy assigns round robin), and for a placement that was not made from this very topology. Never raises for an old
     placement.
     """
-    if reason_of(placement.reasons.get(task, "")) not in _CHOSEN_BY_CHAIN:
+    by_chain = frozenset({Reason.ONLY, *strategy_of(topology.strategy).chain})
+    if reason_of(placement.reasons.get(task, "")) not in by_chain or placement.reasons.keys() != topology.tasks.keys():
         return None
-    units = units_of(topology)
-    asked = next((unit for unit in units if task in unit.tasks), None)
-    if asked is None or placement.reasons.keys() != topology.tasks.keys():
+    event = event_of(topology)
+    about, component = event.about, event.executors.component
+    position_of = {member: position for position, group in enumerate(event.executors.tasks()) for member in group}
+    asked = position_of.get(task)
+    if asked is None:
         return None
-    bins, unassigned = _start(placement, units)
-    index_of = {unit.first: index for index, (_, chosen) in enumerate(bins) for unit in chosen}
-    staying = [
-        (worker.node, topology.tasks[other])
+    slots, workers, unassigned, chosen = _start(event, placement, position_of, by_chain)
+    held = [
+        (worker.node, component[position_of[member]])
         for worker in placement.workers
-        for other in worker.tasks
-        if reason_of(placement.reasons[other]) in (Reason.KEPT, Reason.UNSTOPPED)
+        for member in worker.tasks
+        if reason_of(placement.reasons[member]) in (Reason.KEPT, Reason.UNSTOPPED)
     ]
-    selector, order, apart = _before(topology, [bin for bin, _ in bins], unassigned, staying)
-    for unit in order[: order.index(asked)]:
-        if unit.component in apart:
-            selector.place_apart(unit, apart[unit.component])
-    keys = _candidates(selector, order, asked, apart)
-    if not keys or keys[0][-1] != index_of.get(asked.first):
+    held.extend((worker.node, kind) for worker in workers for kind in worker.counts)
+    apart = {kind: {node for node, holder in held if holder == kind} for kind in about.differ}
+
+    def rank(position: int) -> tuple[bool, bool, int]:
+        kind = component[position]
+        return (kind not in apart, kind not in apart and kind in about.system, position)
+
+    share, remainder = fair_share((sum(why is not Reason.STAYS for why in w.reasons) for w in workers), unassigned)
+    remainder -= sum(Reason.STAYS in worker.reasons and len(worker.positions) > share for worker in workers)
+    selector = WorkerSelector(workers, share, remainder, about.related, about.system)
+    before = sorted(position for position in chosen if rank(position) < rank(asked))
+    selector.place(before, component, apart)
+    kind = component[asked]
+    keys = sorted(selector.apart_keys(kind, apart[kind]) if kind in apart else selector.open_keys(kind))
+    if not keys or keys[0][-1] != chosen.get(asked):
         return None
-    slots = ["{}:{}".format(*bin.slot) for bin, _ in bins]
     return Choice(slots[keys[0][-1]], len(keys), tuple(_lost(slots, keys[0], key) for key in keys[1 : most + 1]))
 
 
-def _start(placement: TopologyPlacement, units: Iterable[Unit]) -> tuple[list[tuple[Bin, list[Unit]]], list[Unit]]:
-    """Workers as they were before the first choice, each with the executors that were chosen for it; and all
-    executors that no requested worker holds."""
-    unit_of = {task: unit for unit in units for task in unit.tasks}
+def _start(
+    event: TopologyEvent, placement: TopologyPlacement, position_of: Mapping[int, int], by_chain: Collection[Reason]
+) -> tuple[list[str], list[FilledWorker], int, dict[int, int]]:
+    """Slots and workers as they were before the first choice, the number of executors that no requested worker
+    holds, and the worker that was chosen for each."""
     by_slot = {f"{worker.node}:{worker.port}": worker for worker in placement.workers}
-    bins: list[tuple[Bin, list[Unit]]] = []
-    unassigned: list[Unit] = []
+    component = event.executors.component
+    slots: list[str] = []
+    workers: list[FilledWorker] = []
+    unassigned = 0
+    chosen: dict[int, int] = {}
     for slot in placement.worker_reasons:
-        worker = by_slot[slot]
-        mine = sorted({unit_of[task] for task in worker.tasks}, key=lambda unit: unit.first)
-        why = {unit: reason_of(placement.reasons[unit.first]) for unit in mine}
+        mine = sorted({position_of[task] for task in by_slot[slot].tasks})
+        why = {position: reason_of(placement.reasons[event.executors.unit[position]]) for position in mine}
         if any(reason in (Reason.KEPT, Reason.UNSTOPPED, Reason.MASTER) for reason in why.values()):
             continue
-        bin = Bin((worker.node, worker.port), worker.host, Reason.SLOT_ONLY, 0, 0)
-        for unit in mine:
-            if why[unit] in (Reason.USER, Reason.OLD, Reason.STAYS):
-                bin.put(unit, why[unit] or Reason.ONLY)
-        bins.append((bin, [unit for unit in mine if why[unit] in _CHOSEN_BY_CHAIN]))
-        unassigned.extend(unit for unit in mine if why[unit] not in (Reason.USER, Reason.OLD))
-    return bins, unassigned
-
-
-def _before(
-    topology: TopologyToPlace, bins: list[Bin], unassigned: list[Unit], staying: list[tuple[str, str]]
-) -> tuple[Selector, list[Unit], dict[str, frozenset[str]]]:
-    """The selector before its first choice, executors in the order in which they are chosen for, and
-    supervisors that are closed to components which must be apart."""
-    fixed = [sum(reason is not Reason.STAYS for reason in bin.reasons.values()) for bin in bins]
-    average, remainder = fair_share(fixed, len(unassigned))
-    for bin in bins:
-        stayed = sum(reason is Reason.STAYS for reason in bin.reasons.values())
-        remainder -= stayed > 0 and bin.size > average
-    placed = {unit.first for bin in bins for unit in bin.units}
-    waiting = [unit for unit in unassigned if unit.first not in placed]
-    held = [*staying, *((bin.slot[0], unit.component) for bin in bins for unit in bin.units)]
-    apart = {
-        component: frozenset(node for node, holder in held if holder == component) for component in topology.differ_node
-    }
-    order = sorted(
-        waiting,
-        key=lambda unit: (
-            unit.component not in apart,
-            unit.component not in apart and unit.is_system,
-            unit.first,
-        ),
-    )
-    return Selector(bins, average, remainder, exchanges(topology)), order, apart
-
-
-def _candidates(selector: Selector, order: list[Unit], asked: Unit, apart: dict[str, frozenset[str]]) -> list[Key]:
-    """Keys of the workers that could take the executor, best first, once all before it are placed."""
-    if asked.component in apart:
-        return selector.apart_candidates(asked, apart[asked.component])
-    rest = [unit for unit in order if unit.component not in apart]
-    selector.place_all(rest[: rest.index(asked)])
-    return selector.candidates(asked)
+        worker = FilledWorker(by_slot[slot].node)
+        for position, reason in why.items():
+            if reason is not None and reason in (Reason.USER, Reason.OLD, Reason.STAYS):
+                worker.put(position, component[position], reason)
+            elif reason in by_chain:
+                chosen[position] = len(workers)
+        unassigned += sum(reason not in (Reason.USER, Reason.OLD) for reason in why.values())
+        slots.append(slot)
+        workers.append(worker)
+    return slots, workers, unassigned, chosen
 
 
 def _lost(slots: list[str], best: Key, key: Key) -> Alternative:

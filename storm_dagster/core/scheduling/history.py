@@ -1,107 +1,145 @@
-"""History of a topology: what an event leaves of its current assignment, and executors to place."""
+"""History of a topology: current assignment and user-defined workers, read for one event."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from storm_dagster.core.scheduling.units import Unit
-from storm_dagster.model.placement import PlacedWorker, TopologyToPlace
+from storm_dagster.core.scheduling.units import Codes, Executors, Row
+
+if TYPE_CHECKING:
+    from storm_dagster.model.placement import TopologyToPlace
+
+LOST, KEPT, UNSTOPPED = 0, 1, 2
+"""States of an old worker: its executors are placed; it is alive and left alone; it beats although its supervisor
+is gone, and is left alone too."""
 
 Slot = tuple[str, int]
 """(supervisor id, port)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class OldWorker:
-    """A worker of the current assignment and the executors in it now."""
+    """A worker of the current assignment."""
 
-    slot: Slot
+    node: str
     host: str
-    memory_bytes: int
+    port: int
+    memory: int
     cpu: int
-    tasks: frozenset[int]
+    tasks: set[int]
     """Its tasks as the assignment lists them."""
-    units: tuple[Unit, ...]
+    state: int = LOST
+    holds: list[int] = field(default_factory=list)
+    """Executors in it now."""
 
-    def weight(self, unit: Unit) -> int:
-        """Number of the executor's tasks here: so many need not move when it stays."""
-        return 1 if len(unit.tasks) == 1 else len(self.tasks.intersection(unit.tasks))
+    @property
+    def slot(self) -> Slot:
+        """Its supervisor and port."""
+        return (self.node, self.port)
+
+    def weights(self, positions: Iterable[int], executors: Executors) -> list[int]:
+        """Number of tasks of each executor here: so many need not move when it stays."""
+        groups = executors.groups
+        return [1 if groups is None else len(self.tasks.intersection(groups[position])) for position in positions]
 
 
-@dataclass(frozen=True)
-class History:
+@dataclass
+class EventHistory:
     """Effect of an event on one topology."""
 
-    old: tuple[OldWorker, ...]
-    """All workers of the assignment, by supervisor id and port."""
-    kept: tuple[OldWorker, ...]
-    """Monitor only: workers without a dead task. They stay exactly as they are."""
-    unstopped: tuple[OldWorker, ...]
-    """Workers that beat although their supervisor is gone. They stay exactly as they are."""
-    needed: tuple[Unit, ...]
-    """Executors that the event places."""
-    own: frozenset[Slot]
+    old: list[OldWorker]
+    """By supervisor id and port; slots refer to them by number."""
+    entries: list[Row]
+    """User-defined workers, in order."""
+    needed: list[int]
+    """Executors to place."""
+    own: list[Slot]
     """Slots that the topology holds, or held, and may be given again in this event."""
 
     @property
-    def lost(self) -> tuple[OldWorker, ...]:
-        """Old workers that neither stay nor keep their tasks without question."""
-        staying = {worker.slot for worker in (*self.kept, *self.unstopped)}
-        return tuple(worker for worker in self.old if worker.slot not in staying)
+    def is_empty(self) -> bool:
+        """Whether the topology has neither an assignment nor user-defined workers."""
+        return not (self.old or self.entries)
+
+    @property
+    def staying(self) -> int:
+        """Number of workers that stay as they are."""
+        return sum(worker.state != LOST for worker in self.old)
 
 
-def _homes(units: Iterable[Unit], old: Iterable[PlacedWorker]) -> dict[int, Slot]:
-    """First task of a unit -> the old slot that holds most of its tasks; the lower slot when equal."""
-    slot_of: dict[int, Slot] = {}
-    for worker in old:
-        for task in worker.tasks:
-            slot_of.setdefault(task, (worker.node, worker.port))
-    homes: dict[int, Slot] = {}
-    for unit in units:
-        held = Counter(slot_of[task] for task in unit.tasks if task in slot_of)
-        if held:
-            homes[unit.first] = min(held, key=lambda slot: (-held[slot], slot))
-    return homes
+def history_rows(topology: TopologyToPlace, codes: Codes) -> Iterator[Row]:
+    """Rows of a topology's assignment, user-defined workers, dead and unstopped tasks; components as numbers."""
+    for worker in topology.old:
+        yield {
+            "kind": "old",
+            "node": worker.node,
+            "host": worker.host,
+            "port": worker.port,
+            "memory": worker.memory_bytes,
+            "cpu": worker.cpu,
+            "tasks": worker.tasks,
+        }
+    for number, entry in enumerate(topology.user_workers):
+        yield {
+            "kind": "user",
+            "number": number,
+            "host": entry.host,
+            "port": entry.port,
+            "memory": entry.memory_bytes or 0,
+            "cpu": entry.cpu or 0,
+            "components": [codes.setdefault(name, len(codes)) for name in entry.components],
+            "counts": list(entry.components.values()),
+        }
+    for kind, tasks in (("dead", topology.dead), ("unstopped", topology.unstopped)):
+        if tasks:
+            yield {"kind": kind, "tasks": tasks}
 
 
-def read_history(topology: TopologyToPlace, units: tuple[Unit, ...]) -> History:
-    """Read the effect of the event on each old worker and each executor."""
-    old_workers = sorted(topology.old, key=lambda worker: (worker.node, worker.port))
-    homes = _homes(units, old_workers)
-    by_slot: dict[Slot, list[Unit]] = {}
-    for unit in units:
-        if unit.first in homes:
-            by_slot.setdefault(homes[unit.first], []).append(unit)
-    old = tuple(
-        OldWorker(
-            (worker.node, worker.port),
-            worker.host,
-            worker.memory_bytes,
-            worker.cpu,
-            frozenset(worker.tasks),
-            tuple(by_slot.get((worker.node, worker.port), ())),
-        )
-        for worker in old_workers
-    )
-    if topology.event == "new":
-        return History(old, (), (), units, frozenset(worker.slot for worker in old))
-    dead = frozenset(topology.dead) if topology.event == "monitor" else frozenset()
-    beating = frozenset(topology.unstopped)
-    unstopped = tuple(worker for worker in old if worker.tasks & beating and not worker.tasks & dead)
-    rest = tuple(worker for worker in old if worker not in unstopped)
-    kept = tuple(worker for worker in rest if not worker.tasks & dead) if topology.event == "monitor" else ()
-    staying = {unit.first for worker in (*kept, *unstopped) for unit in worker.units}
-    needed = tuple(unit for unit in units if unit.first not in staying)
+def read_history(event: str, executors: Executors, rows: Iterable[Row]) -> EventHistory:
+    """Read the effect of the event on each old worker and each executor, from the rows of ``history_rows``."""
+    marked: dict[str, set[int]] = {"dead": set(), "unstopped": set()}
+    old: list[OldWorker] = []
+    entries: list[Row] = []
+    for row in rows:
+        if row["kind"] == "old":
+            old.append(OldWorker(row["node"], row["host"], row["port"], row["memory"], row["cpu"], set(row["tasks"])))
+        elif row["kind"] == "user":
+            entries.append(row)
+        elif row["kind"] in marked:
+            marked[row["kind"]].update(row["tasks"])
+    old.sort(key=lambda worker: worker.slot)
+    entries.sort(key=lambda row: row["number"])
+    if old:
+        _match_executors(executors, old)
+        _judge(event, old, marked["dead"], marked["unstopped"])
+    at_rest = {position for worker in old if worker.state != LOST for position in worker.holds}
+    needed = [position for position in range(len(executors)) if position not in at_rest]
     # Judged dead by nimbus: the port of that worker is not offered in this round, for its process may not have ended.
-    own = frozenset(worker.slot for worker in rest) if topology.event == "rebalance" else frozenset()
-    return History(old, kept, unstopped, needed, own)
+    own = [worker.slot for worker in old if worker.state == LOST] if event != "monitor" else []
+    return EventHistory(old, entries, needed, own)
 
 
-def moved_tasks(old: Iterable[PlacedWorker], new: Iterable[PlacedWorker]) -> int:
-    """Number of tasks that had a slot and have another one now."""
-    before = {task: (worker.node, worker.port) for worker in old for task in worker.tasks}
-    return sum(
-        1 for worker in new for task in worker.tasks if task in before and before[task] != (worker.node, worker.port)
-    )
+def _match_executors(executors: Executors, old: list[OldWorker]) -> None:
+    """Assign each executor to the worker with most of its tasks; the lower slot when equal."""
+    at: dict[int, int] = {}
+    for number, worker in enumerate(old):
+        for task in worker.tasks:
+            at.setdefault(task, number)
+    for position, tasks in enumerate(executors.tasks()):
+        votes = Counter(at[task] for task in tasks if task in at)
+        if votes:
+            old[max(votes, key=lambda number: (votes[number], -number))].holds.append(position)
+
+
+def _judge(event: str, old: list[OldWorker], dead: set[int], beating: set[int]) -> None:
+    for worker in old:
+        struck = event == "monitor" and not dead.isdisjoint(worker.tasks)
+        if event == "new" or struck:
+            continue
+        if not beating.isdisjoint(worker.tasks):
+            worker.state = UNSTOPPED
+        elif event == "monitor":
+            worker.state = KEPT

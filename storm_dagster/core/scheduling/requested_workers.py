@@ -3,140 +3,154 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from storm_dagster.core.scheduling.history import History, OldWorker, Slot
-from storm_dagster.core.scheduling.outcome import NoRoom
-from storm_dagster.core.scheduling.units import Unit, task_count
-from storm_dagster.model.placement import TopologyToPlace, UserWorker
-from storm_dagster.model.placement_reasons import Reason, dropped_requests, too_many_requests_refusal
+from storm_dagster.core.scheduling.history import LOST, UNSTOPPED, EventHistory, OldWorker, Slot
+from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary, worker_count
+from storm_dagster.model.placement_reasons import dropped_requests
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestedWorker:
     """A worker whose executors are given; its slot is to be found."""
 
-    units: tuple[Unit, ...]
-    why: Reason
-    task_why: Reason
-    host: str | None = None
-    port: int | None = None
-    node: str | None = None
+    holds: list[int]
+    old: bool
+    """By ``use.old.assignment``, not by the user."""
+    host: str | None
+    port: int | None
+    node: str | None
     """Supervisor that is tried before others of the host."""
-    hint: Slot | None = None
+    hint: Slot | None
     """Slot of the topology that would save moves when no port is asked for."""
-    memory_bytes: int | None = None
-    cpu: int | None = None
+    memory: int
+    cpu: int
 
 
-def requested_workers(
-    topology: TopologyToPlace, units: tuple[Unit, ...], history: History, capacity: int, alone: bool
-) -> tuple[tuple[RequestedWorker, ...], list[str]]:
-    """Requested workers that can be granted, and warnings about those that cannot.
+@dataclass
+class Grants:
+    """Requested workers that an event grants, and the slots that it wants."""
+
+    requested: list[RequestedWorker] = field(default_factory=list)
+    count: int = 0
+    """Slots wanted."""
+    alone: bool = False
+    """The topology master is to be placed, and alone."""
+    warnings: list[str] = field(default_factory=list)
+    clash: list[int] | None = None
+    """(user-defined workers, old workers, room) when these are too many together."""
+
+    def unassigned(self, needed: list[int]) -> list[int]:
+        """Executors to place that no requested worker holds."""
+        held = {position for wanted in self.requested for position in wanted.holds}
+        return [position for position in needed if position not in held] if held else needed
+
+
+def grant_requests(about: TopologySummary, executors: Executors, history: EventHistory) -> Grants:
+    """Grant requested workers, kind by kind, and count the slots.
 
     All executors of a requested worker must be to be placed, and in no other one. More requested workers of one
     kind than there are workers are dropped together, with a warning; user-defined and old workers that are
-    too many together raise :class:`NoRoom`. With ``alone`` one of the ``capacity`` workers is for the topology
-    master, unless a requested worker holds it.
+    too many together clash.
     """
-    warnings: list[str] = []
-    needed = {unit.first for unit in history.needed}
+    workers, alone = worker_count(about.workers, about.executors, about.single_master)
+    component, master = executors.component, about.master
+    masters = sum(component[position] == master for position in history.needed)
+    # Something is to be placed, so one worker is needed however many stay; a master that is to be alone
+    # needs a second one beside the rest. Workers beyond the executors would stay empty.
+    least = 2 if alone and masters and len(history.needed) > masters else 1
+    room = min(max(workers - history.staying, least), len(history.needed))
+    grants = Grants()
+    needed = set[int]() if history.is_empty else set(history.needed)
     taken: set[int] = set()
-    chosen: list[RequestedWorker] = []
-    kinds = {"use.userdefine.assignment": _user_defined(topology, units, history)}
-    if topology.use_old and topology.event != "rebalance":
-        kinds["use.old.assignment"] = _old_workers(topology, history)
-    for key, requested in kinds.items():
+    kinds = [("use.userdefine.assignment", _user_requests(executors, history))]
+    if about.use_old and about.event != "rebalance":
+        kinds.append(("use.old.assignment", _old_requests(executors, history)))
+    for key, requested in kinds:
         granted: list[RequestedWorker] = []
-        mine: set[int] = set()
-        for request in requested:
-            firsts = {unit.first for unit in request.units}
-            if firsts <= needed and not firsts & (taken | mine):
-                granted.append(request)
-                mine |= firsts
-        held = any(unit.is_master for request in (*chosen, *granted) for unit in request.units)
-        room = capacity - 1 if alone and not held else capacity
-        if len(chosen) + len(granted) <= room:
-            chosen.extend(granted)
-            taken |= mine
-        elif chosen:
-            raise NoRoom(too_many_requests_refusal(topology.name, len(chosen), len(granted), capacity))
+        fresh: set[int] = set()
+        for wanted in requested:
+            wants = set(wanted.holds)
+            if wants <= needed and wants.isdisjoint(taken) and wants.isdisjoint(fresh):
+                granted.append(wanted)
+                fresh |= wants
+        everyone = grants.requested + granted
+        named = any(component[position] == master for wanted in everyone for position in wanted.holds)
+        left = room - int(bool(alone and masters and not named))
+        if len(everyone) <= left:
+            grants.requested = everyone
+            taken |= fresh
+        elif grants.requested:
+            grants.clash = [len(grants.requested), len(granted), room]
         else:
-            warnings.append(dropped_requests(key, len(granted), room))
-    return tuple(chosen), warnings
+            grants.warnings.append(dropped_requests(key, len(granted), left))
+    unassigned = grants.unassigned(history.needed)
+    grants.count = min(room, len(grants.requested) + len(unassigned))
+    grants.alone = alone and any(component[position] == master for position in unassigned)
+    return grants
 
 
-def _user_defined(topology: TopologyToPlace, units: tuple[Unit, ...], history: History) -> list[RequestedWorker]:
-    beating = {unit.first for worker in history.unstopped for unit in worker.units}
-    remaining: dict[str, list[Unit]] = {}
-    for unit in units:
-        if unit.first not in beating:
-            remaining.setdefault(unit.component, []).append(unit)
+def _user_requests(executors: Executors, history: EventHistory) -> list[RequestedWorker]:
+    if not history.entries:
+        return []
+    tasks = executors.tasks()
+    unstopped = [worker for worker in history.old if worker.state == UNSTOPPED]
+    beating = {position for worker in unstopped for position in worker.holds}
+    queues: dict[int, list[int]] = {}
+    for position in range(len(executors) - 1, -1, -1):
+        if position not in beating:
+            queues.setdefault(executors.component[position], []).append(position)
     requested: list[RequestedWorker] = []
-    for wanted in topology.user_workers:
-        if any(_matches(worker, wanted) for worker in history.unstopped):
+    for entry in history.entries:
+        if any(_is_met(entry, worker, executors) for worker in unstopped):
             continue
-        mine: list[Unit] = []
-        for component, count in wanted.components.items():
-            rest = remaining.get(component, [])
-            part: list[Unit] = []
-            while rest and task_count(part) < count:
-                part.append(rest.pop(0))
-            mine.extend(part)
+        mine: list[int] = []
+        for component, count in zip(entry["components"], entry["counts"], strict=True):
+            queue = queues.get(component, [])
+            got = 0
+            while queue and got < count:
+                mine.append(queue.pop())
+                got += len(tasks[mine[-1]])
         if mine:
-            requested.append(
-                RequestedWorker(
-                    tuple(sorted(mine, key=lambda unit: unit.first)),
-                    Reason.SLOT_USER,
-                    Reason.USER,
-                    wanted.host,
-                    wanted.port,
-                    hint=_best_own(mine, wanted, history),
-                    memory_bytes=wanted.memory_bytes,
-                    cpu=wanted.cpu,
-                )
-            )
+            mine.sort()
+            hint = _hint(mine, entry, history)
+            memory, cpu = entry["memory"], entry["cpu"]
+            requested.append(RequestedWorker(mine, False, entry["host"], entry["port"], None, hint, memory, cpu))
     return requested
 
 
-def _matches(worker: OldWorker, wanted: UserWorker) -> bool:
+def _is_met(entry: Row, worker: OldWorker, executors: Executors) -> bool:
     """Whether a worker that still runs is what the user asked for."""
-    counts: Counter[str] = Counter()
-    for unit in worker.units:
-        counts[unit.component] += len(unit.tasks)
+    tasks, counts = executors.tasks(), Counter[int]()
+    for position in worker.holds:
+        counts[executors.component[position]] += len(tasks[position])
+    asked = {c: n for c, n in zip(entry["components"], entry["counts"], strict=True) if n > 0}
     return (
-        (wanted.host is None or wanted.host == worker.host)
-        and (wanted.port is None or wanted.port == worker.slot[1])
-        and (not wanted.memory_bytes or wanted.memory_bytes == worker.memory_bytes)
-        and (not wanted.cpu or wanted.cpu == worker.cpu)
-        and dict(counts) == {component: count for component, count in wanted.components.items() if count > 0}
+        entry["host"] in (None, worker.host)
+        and entry["port"] in (None, worker.port)
+        and entry["memory"] in (0, worker.memory)
+        and entry["cpu"] in (0, worker.cpu)
+        and counts == asked
     )
 
 
-def _best_own(mine: list[Unit], wanted: UserWorker, history: History) -> Slot | None:
-    """In a rebalance: the old slot on the requested host that holds most of these executors already."""
-    firsts = {unit.first for unit in mine}
-    shares = {
-        worker.slot: sum(1 for unit in worker.units if unit.first in firsts)
-        for worker in history.old
-        if worker.slot in history.own and worker.host == wanted.host
-    }
-    best = min(shares, key=lambda slot: (-shares[slot], slot), default=None)
-    return best if best is not None and shares[best] > 0 else None
+def _hint(mine: list[int], entry: Row, history: EventHistory) -> Slot | None:
+    """The topology's own slot on the requested host that holds most of these executors already."""
+    wants = set(mine)
+    best, most = None, 0
+    for worker in history.old:
+        share = len(wants.intersection(worker.holds))
+        if worker.slot in history.own and worker.host == entry["host"] and share > most:
+            best, most = worker.slot, share
+    return best
 
 
-def _old_workers(topology: TopologyToPlace, history: History) -> list[RequestedWorker]:
+def _old_requests(executors: Executors, history: EventHistory) -> list[RequestedWorker]:
+    if not history.old:
+        return []
+    known = {task for tasks in executors.tasks() for task in tasks}
     return [
-        RequestedWorker(
-            worker.units,
-            Reason.SLOT_OLD,
-            Reason.OLD,
-            worker.host,
-            worker.slot[1],
-            node=worker.slot[0],
-            memory_bytes=worker.memory_bytes or None,
-            cpu=worker.cpu or None,
-        )
-        for worker in history.lost
-        if worker.units and worker.tasks <= topology.tasks.keys()
+        RequestedWorker(worker.holds, True, worker.host, worker.port, worker.node, None, worker.memory, worker.cpu)
+        for worker in history.old
+        if worker.state == LOST and worker.holds and worker.tasks <= known
     ]

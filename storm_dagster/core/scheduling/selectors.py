@@ -1,64 +1,22 @@
-"""The choice of a worker for each executor: quotas and JStorm's selectors (``docs/decisions.md#task-choice``)."""
+"""Choice of a worker for each executor, by quota and by the chain of selectors (``docs/decisions.md#task-choice``).
+
+For a run of executors of one component the chain is a lexicographic order of workers. Between supervisors
+and inside a supervisor it is kept in heaps, so that a topology of a hundred thousand tasks on thousands of
+workers takes a logarithmic step for each, where trying all workers would take thousands.
+"""
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
-from storm_dagster.core.scheduling.history import Slot
-from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement_reasons import Reason
 
-Key = tuple[int, ...]
-"""A worker as the chain of selectors sees it: smaller is better, selector by selector, its number last."""
-
-
-@dataclass
-class Bin:
-    """A worker that is being filled."""
-
-    slot: Slot
-    host: str
-    why: Reason
-    memory_bytes: int
-    cpu: int
-    against: str = ""
-    """The next best supervisor for the slot."""
-    units: list[Unit] = field(default_factory=list)
-    reasons: dict[int, Reason] = field(default_factory=dict)
-    """First task of a unit -> why it is here."""
-    locked: bool = False
-    """Takes nothing more, whatever the quota: it is the topology master's own."""
-
-    @property
-    def size(self) -> int:
-        """Executors in it."""
-        return len(self.units)
-
-    def put(self, unit: Unit, why: Reason) -> None:
-        """Add an executor."""
-        self.units.append(unit)
-        self.reasons[unit.first] = why
-
-
-def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
-    """(average, remainder) of the final sizes when ``waiting`` executors are spread over workers of ``sizes``.
-
-    A worker that is fuller than its share already is left out, and the others share what remains:
-    afterwards ``remainder`` workers may hold one more than the average, all others hold the average.
-    """
-    open_sizes = sorted(sizes)
-    while open_sizes:
-        average, remainder = divmod(waiting + sum(open_sizes), len(open_sizes))
-        if open_sizes[-1] <= average:
-            return average, remainder
-        # Full: it holds more than its share already.
-        open_sizes.pop()
-    return 0, 0
-
+_Inner = tuple[int, int, int, int]
+"""(of the component, in all, minus related, number) of a worker: its order inside its supervisor."""
+Key = tuple[int, int, int, int, int, int, int]
+"""The same with the supervisor's counts in between: the order of the whole chain, the worker's number last."""
 
 CHAIN = (
     Reason.COMPONENT_WORKER,
@@ -67,132 +25,183 @@ CHAIN = (
     Reason.TOTAL_SUPERVISOR,
     Reason.INPUT_WORKER,
     Reason.INPUT_SUPERVISOR,
+    Reason.FIRST,
 )
 """Reasons of the selectors, in the order in which they decide."""
 
 
-class Selector:
-    """Selector of a worker for one executor at a time, by quota and by the chain of selectors.
+class FilledWorker:
+    """A worker that is being filled."""
+
+    __slots__ = ("counts", "node", "positions", "reasons")
+
+    def __init__(self, node: str) -> None:
+        self.node: str = node
+        self.positions: list[int] = []
+        self.reasons: list[int] = []
+        self.counts: dict[int, int] = {}
+
+    def put(self, position: int, component: int, why: int) -> None:
+        """Add an executor."""
+        self.positions.append(position)
+        self.reasons.append(why)
+        self.counts[component] = self.counts.get(component, 0) + 1
+
+
+def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
+    """(share, remainder): ``remainder`` workers get one more than the share; fuller ones are left out."""
+    level = sorted(sizes, reverse=True)
+    total = waiting + sum(level)
+    for skipped, size in enumerate(level):
+        share, remainder = divmod(total, len(level) - skipped)
+        if size <= share:
+            return share, remainder
+        total -= size
+    return 0, 0
+
+
+class WorkerSelector:
+    """Selector of workers with room for the executors of one topology, by quota and by the chain of selectors.
 
     The chain: fewest executors of the component, fewest executors, then - for user components - most
     executors of components that it trades tuples with; each compared between workers first and then
     between supervisors, counting this topology's workers of this event only. The first of equals wins.
     """
 
-    def __init__(self, bins: list[Bin], average: int, remainder: int, related: Mapping[str, frozenset[str]]) -> None:
-        self.bins = bins
-        self.average = average
+    def __init__(
+        self,
+        workers: Sequence[FilledWorker],
+        share: int,
+        remainder: int,
+        related: Sequence[Sequence[int]],
+        system: Collection[int],
+    ) -> None:
+        self.workers = workers
+        self.share = share
         self.remainder: int = remainder
         self._related = related
-        self._in_bin: list[Counter[str]] = [Counter(unit.component for unit in bin.units) for bin in bins]
-        self._on_node: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._node_total: Counter[str] = Counter()
-        for bin in bins:
-            self._on_node[bin.slot[0]].update(unit.component for unit in bin.units)
-            self._node_total[bin.slot[0]] += bin.size
+        self._system = system
+        self._groups: dict[str, list[int]] = {}
+        self._totals: dict[str, int] = {}
+        self._counts: dict[str, dict[int, int]] = {}
+        for number, worker in enumerate(workers):
+            self._groups.setdefault(worker.node, []).append(number)
+            self._totals[worker.node] = self._totals.get(worker.node, 0) + len(worker.positions)
+            around = self._counts.setdefault(worker.node, {})
+            for component, count in worker.counts.items():
+                around[component] = around.get(component, 0) + count
 
-    def is_open(self, index: int) -> bool:
-        """Whether the worker may still take an executor by its quota."""
-        size = self.bins[index].size
-        return size < self.average or (size == self.average and self.remainder > 0)
+    def place(self, waiting: Iterable[int], component: Sequence[int], apart: Mapping[int, set[str]]) -> None:
+        """Select workers for executors that must be apart, then the user's, then the system's; each by task id."""
+        users: list[int] = []
+        systems: list[int] = []
+        for position in waiting:
+            kind = component[position]
+            if kind in apart:
+                keys = heapq.nsmallest(2, self.apart_keys(kind, apart[kind]))
+                self._add(keys[0][-1], position, kind, _difference(keys[0], keys[1:]))
+            else:
+                (systems if kind in self._system else users).append(position)
+        for part in (users, systems):
+            for kind, run in groupby(part, key=component.__getitem__):
+                self._place_run(run, kind)
 
-    def candidates(self, unit: Unit) -> list[Key]:
-        """Workers with room for this executor in the order of the chain, the best first."""
-        return sorted(self._key(unit, index) for index in range(len(self.bins)) if self.is_open(index))
+    def open_keys(self, component: int) -> list[Key]:
+        """Workers with room for an executor of the component; the least is chosen."""
+        return [self._key(number, component) for number in range(len(self.workers)) if self._open(number)]
 
-    def place_all(self, units: Iterable[Unit]) -> None:
-        """Place executors in this order, each in the first worker of the chain that has room."""
-        for _, run in groupby(units, key=lambda unit: unit.component):
-            waiting = list(run)
-            while waiting:
-                waiting = self._place_run(waiting)
+    def apart_keys(self, component: int, blocked: Collection[str]) -> list[Key]:
+        """Workers on supervisors that have none of the component; ``blocked`` are further ones that have.
 
-    def _place_run(self, units: list[Unit]) -> list[Unit]:
-        """Place executors of one component until a worker beside the chosen one closes; returns the rest.
-
-        Within a supervisor the order of workers depends on the workers alone, and a choice changes the keys of
-        one supervisor only. So two kinds of sorted lists are kept: the workers of each supervisor, and the best
-        worker of each.
+        Being apart outranks the quota: with no room left on such a supervisor, the best worker there takes one more.
         """
-        first = units[0]
-        inner: dict[str, list[Key]] = defaultdict(list)
-        for index, bin in enumerate(self.bins):
-            if self.is_open(index):
-                inner[bin.slot[0]].append(self._inner(first, index))
-        best_of: list[Key] = []
-        for keys in inner.values():
-            keys.sort()
-            best_of.append(self._key(first, keys[0][-1]))
-        best_of.sort()
-        for done, unit in enumerate(units, 1):
-            best = best_of.pop(0)
-            index = best[-1]
-            node = self.bins[index].slot[0]
-            mine = inner[node]
-            rivals = best_of[:1]
-            if len(mine) > 1:
-                rivals.append(self._key(unit, mine[1][-1]))
-            swept = self._put(unit, index, _decided(best, rivals))
-            if swept:
-                return units[done:]
-            del mine[0]
-            if self.is_open(index):
-                insort(mine, self._inner(unit, index))
-            if mine:
-                insort(best_of, self._key(unit, mine[0][-1]))
-        return []
-
-    def place_apart(self, unit: Unit, blocked: frozenset[str]) -> None:
-        """Place an executor on a supervisor without one of its component; the caller knows that there is one.
-
-        ``blocked`` are further supervisors that hold one. Being apart outranks the quota: with no room
-        left on such a supervisor, the best worker there takes one more.
-        """
-        best, *rivals = self.apart_candidates(unit, blocked)
-        self._put(unit, best[-1], _decided(best, rivals[:1]))
-
-    def apart_candidates(self, unit: Unit, blocked: frozenset[str]) -> list[Key]:
-        """Workers that :meth:`place_apart` can choose from, the best first."""
-        apart = [
-            index
-            for index, bin in enumerate(self.bins)
-            if bin.slot[0] not in blocked and not self._on_node[bin.slot[0]][unit.component]
+        free = [
+            number
+            for number, worker in enumerate(self.workers)
+            if worker.node not in blocked and not self._counts[worker.node].get(component)
         ]
-        roomy = [index for index in apart if self.is_open(index)] or apart
-        return sorted(self._key(unit, index) for index in roomy)
+        roomy = [number for number in free if self._open(number)] or free
+        return [self._key(number, component) for number in roomy]
 
-    def _put(self, unit: Unit, index: int, why: Reason) -> bool:
-        """Place it; whether it was the last that may exceed the average: all workers with the average close."""
-        bin = self.bins[index]
-        node = bin.slot[0]
-        bin.put(unit, why)
-        self._in_bin[index][unit.component] += 1
-        self._on_node[node][unit.component] += 1
-        self._node_total[node] += 1
-        if bin.size <= self.average:
+    def _open(self, number: int) -> bool:
+        size = len(self.workers[number].positions)
+        return size < self.share or (size == self.share and self.remainder > 0)
+
+    def _inner(self, number: int, component: int, related: Sequence[int]) -> _Inner:
+        worker = self.workers[number]
+        counts = worker.counts
+        near = sum(counts.get(other, 0) for other in related)
+        return (counts.get(component, 0), len(worker.positions), -near, number)
+
+    def _outer(self, node: str, inner: _Inner, component: int, related: Sequence[int]) -> Key:
+        around = self._counts[node]
+        near = sum(around.get(other, 0) for other in related)
+        same, total, minus_near, number = inner
+        return (same, around.get(component, 0), total, self._totals[node], minus_near, -near, number)
+
+    def _add(self, number: int, position: int, component: int, why: int) -> bool:
+        """Add an executor; whether the last worker that may exceed the share has just done so."""
+        worker = self.workers[number]
+        worker.put(position, component, why)
+        self._totals[worker.node] += 1
+        around = self._counts[worker.node]
+        around[component] = around.get(component, 0) + 1
+        if len(worker.positions) <= self.share:
             return False
         self.remainder -= 1
         return self.remainder == 0
 
-    def _inner(self, unit: Unit, index: int) -> Key:
-        """Sort key among workers of one supervisor: counts of the supervisor are the same for all of them."""
-        inside = self._in_bin[index]
-        related = () if unit.is_system else self._related.get(unit.component, ())
-        near = sum(inside[component] for component in related)
-        return (inside[unit.component], self.bins[index].size, -near, index)
+    def _key(self, number: int, component: int) -> Key:
+        related = self._trades_with(component)
+        return self._outer(self.workers[number].node, self._inner(number, component, related), component, related)
 
-    def _key(self, unit: Unit, index: int) -> Key:
-        node = self.bins[index].slot[0]
-        around = self._on_node[node]
-        same, size, minus_near, _ = self._inner(unit, index)
-        related = () if unit.is_system else self._related.get(unit.component, ())
-        near = sum(around[component] for component in related)
-        return (same, around[unit.component], size, self._node_total[node], minus_near, -near, index)
+    def _trades_with(self, component: int) -> Sequence[int]:
+        return () if component in self._system else self._related[component]
+
+    def _place_run(self, positions: Iterable[int], component: int) -> None:
+        """Put executors of one component, one after the other."""
+        related = self._trades_with(component)
+        inner, outer = self._heaps(component, related)
+        for position in positions:
+            best = outer[0]
+            number = best[-1]
+            node = self.workers[number].node
+            mine = inner[node]
+            rivals: list[Key] = outer[1:3]
+            rivals.extend(self._outer(node, key, component, related) for key in mine[1:3])
+            swept = self._add(number, position, component, _difference(best, rivals))
+            if swept:
+                inner, outer = self._heaps(component, related)
+                continue
+            if self._open(number):
+                heapq.heapreplace(mine, self._inner(number, component, related))
+            else:
+                heapq.heappop(mine)
+            if mine:
+                heapq.heapreplace(outer, self._outer(node, mine[0], component, related))
+            else:
+                heapq.heappop(outer)
+
+    def _heaps(self, component: int, related: Sequence[int]) -> tuple[dict[str, list[_Inner]], list[Key]]:
+        """Heaps: the open workers of each supervisor, and the best worker of each supervisor."""
+        inner: dict[str, list[_Inner]] = {}
+        outer: list[Key] = []
+        for node, numbers in self._groups.items():
+            keys = [self._inner(number, component, related) for number in numbers if self._open(number)]
+            if keys:
+                heapq.heapify(keys)
+                inner[node] = keys
+                outer.append(self._outer(node, keys[0], component, related))
+        heapq.heapify(outer)
+        return inner, outer
 
 
-def _decided(best: Key, rivals: Sequence[Key]) -> Reason:
-    """The selector that left no other candidate."""
+def _difference(best: Key, rivals: Sequence[Key]) -> int:
+    """Selector that decided against the last rival."""
     if not rivals:
         return Reason.ONLY
     rival = min(rivals)
-    return next((why for why, mine, other in zip(CHAIN, best, rival, strict=False) if mine != other), Reason.FIRST)
+    for step, why in enumerate(CHAIN):
+        if best[step] != rival[step]:
+            return why
+    return Reason.FIRST

@@ -1,66 +1,140 @@
-"""Units of placement: executors, whose tasks stay together, and the number of workers for them."""
+"""Plain values of a topology that the placement rules read: its conf, its components and its executors.
+
+The rules know components by number and executors by position. Spark's Python workers import these modules: at
+import they need the standard library and constants of ``model`` only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
-from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
+if TYPE_CHECKING:
+    from storm_dagster.model.placement import TopologyToPlace
 
-@dataclass(frozen=True)
-class Unit:
-    """One executor: tasks of one component that are never separated."""
+Row = dict[str, Any]
+"""A row that a step of the placement hands on."""
 
-    component: str
-    tasks: tuple[int, ...]
-    """Ascending."""
-
-    @property
-    def first(self) -> int:
-        """Lowest task id: identifies the unit and orders units."""
-        return self.tasks[0]
-
-    @property
-    def is_system(self) -> bool:
-        """Whether it is an acker or the topology master."""
-        return self.component in (ACKER, TOPOLOGY_MASTER)
-
-    @property
-    def is_master(self) -> bool:
-        """Whether it is the topology master."""
-        return self.component == TOPOLOGY_MASTER
+Codes = dict[str, int]
+"""Component -> its number in this event, in order of appearance."""
 
 
-def units_of(topology: TopologyToPlace) -> tuple[Unit, ...]:
-    """The topology's executors in ascending order of their first task; a task in no group is one of its own."""
-    grouped: set[int] = set()
-    units: list[Unit] = []
-    for group in topology.executors:
-        tasks = tuple(sorted(group))
-        if tasks and tasks[0] in topology.tasks:
-            units.append(Unit(topology.tasks[tasks[0]], tasks))
-            grouped.update(tasks)
-    units.extend(Unit(component, (task,)) for task, component in topology.tasks.items() if task not in grouped)
-    return tuple(sorted(units, key=lambda unit: unit.first))
+class TopologySummary(NamedTuple):
+    """Conf and components of a topology, for one event."""
 
-
-def task_count(units: Iterable[Unit]) -> int:
-    """Number of tasks of the units together."""
-    return sum(len(unit.tasks) for unit in units)
-
-
-def exchanges(topology: TopologyToPlace) -> dict[str, frozenset[str]]:
+    name: str
+    strategy: str
+    event: str
+    reassign: bool
+    use_old: bool
+    user_workers: bool
+    workers: int
+    executors: int
+    """Parallelism of all components but the topology master."""
+    single_master: bool | None
+    isolation: Sequence[str]
+    reserve: int
+    memory: int
+    master_memory: int | None
+    cpu: int
+    acker: int
+    """Number of the component, negative without one; so is ``master``."""
+    master: int
+    related: Sequence[Sequence[int]]
     """Component -> components that it trades tuples with: a bolt's inputs, a spout's readers."""
-    related: dict[str, frozenset[str]] = {}
-    for component in {*topology.tasks.values(), *topology.inputs}:
-        inputs = topology.inputs.get(component, ())
-        related[component] = frozenset(inputs) or frozenset(
-            reader for reader, sources in topology.inputs.items() if component in sources
-        )
-    return related
+    units: Sequence[int]
+    """Component -> number of its executors."""
+    differ: Sequence[int]
+    """Components with ``task.on.differ.node``, in order of ``differ_names``."""
+    differ_names: Sequence[str]
+
+    @property
+    def system(self) -> frozenset[int]:
+        """Components that are placed last, and never by what they trade tuples with."""
+        return frozenset((self.acker, self.master))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the event is a rebalance that moves the fewest tasks."""
+        return self.event == "rebalance" and not self.reassign
+
+
+class Executors:
+    """Executors of one topology by position, in ascending order of their first tasks."""
+
+    __slots__ = ("component", "groups", "unit")
+
+    def __init__(self, unit: list[int], component: list[int], groups: list[Sequence[int]] | None) -> None:
+        self.unit = unit
+        """First task ids, ascending."""
+        self.component = component
+        self.groups = groups
+        """Tasks of each, ascending; ``None`` when every executor has one task."""
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+    def tasks(self) -> Sequence[Sequence[int]]:
+        """The tasks of each executor."""
+        return [(unit,) for unit in self.unit] if self.groups is None else self.groups
+
+
+def service_order(topologies: Sequence[TopologyToPlace]) -> list[TopologyToPlace]:
+    """The topologies as they are served: by priority, lower first, then by name."""
+    return sorted(topologies, key=lambda topology: (topology.priority, topology.name))
+
+
+def executors_of(topology: TopologyToPlace, codes: Codes) -> Executors:
+    """The topology's executors; a task in no group is one of its own. Numbers new components in ``codes``."""
+    several = several_tasks(topology)
+    later = {task for tasks in several.values() for task in tasks[1:]}
+    unit = sorted(topology.tasks.keys() - later)
+    component = [codes.setdefault(topology.tasks[task], len(codes)) for task in unit]
+    return Executors(unit, component, [several.get(task, (task,)) for task in unit] if several else None)
+
+
+def several_tasks(topology: TopologyToPlace) -> dict[int, tuple[int, ...]]:
+    """First task -> tasks, ascending, of executors with several tasks."""
+    groups = (tuple(sorted(group)) for group in topology.executors if len(group) > 1)
+    return {group[0]: group for group in groups if group[0] in topology.tasks}
+
+
+def summary_of(topology: TopologyToPlace, codes: Codes, counts: Sequence[int]) -> TopologySummary:
+    """``codes`` are all components of the event, ``counts`` the number of executors of each."""
+    readers: dict[str, list[str]] = {}
+    for reader, sources in topology.inputs.items():
+        for source in sources:
+            readers.setdefault(source, []).append(reader)
+    related = [
+        sorted({codes[other] for other in topology.inputs.get(name) or readers.get(name, ()) if other in codes})
+        for name in codes
+    ]
+    differ = sorted(name for name in set(topology.differ_node) if name in codes)
+    return TopologySummary(
+        name=topology.name,
+        strategy=topology.strategy,
+        event=topology.event,
+        reassign=topology.reassign,
+        use_old=topology.use_old,
+        user_workers=bool(topology.user_workers),
+        workers=topology.workers,
+        executors=sum(topology.parallelism.values()),
+        single_master=topology.single_master,
+        isolation=topology.isolation,
+        reserve=topology.reserve,
+        memory=topology.memory_bytes,
+        master_memory=topology.master_memory_bytes,
+        cpu=topology.cpu,
+        acker=codes.get(ACKER, -2),
+        master=codes.get(TOPOLOGY_MASTER, -2),
+        related=related,
+        units=counts,
+        differ=[codes[name] for name in differ],
+        differ_names=differ,
+    )
 
 
 def worker_count(workers: int | None, executors: int, single_master: bool | None) -> tuple[int, bool]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from storm_dagster.model.conf import Conf
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import InvalidTopology, NotAuthorized
 from storm_dagster.model.topology import TopologySpec
 
 # Set by the system; what a client wrote there is overwritten.
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
 SUBMITTED_KEYS = "topology.submitted.keys"
 """Under this key a stored conf names the keys that came with the submission, not from the topology's code."""
+OWNER_KEY = "topology.submitter.user"
+_LISTS = ("topology.users", "topology.groups")
 _KEEP_CONF = "topology.update.keep.conf"
 UPGRADE_KEYS = frozenset(
     {"topology.upgrade", "topology.upgrade.workers", "topology.upgrade.component", "topology.upgrade.worker.num"}
@@ -47,6 +49,21 @@ def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
         return {}
     kept = set(former.get(SUBMITTED_KEYS) or ()) - _ONE_TIME_KEYS - set(submitted)
     return {key: former[key] for key in sorted(kept) if key in former}
+
+
+def limited_conf(user: str, given: Conf, former: Conf | None) -> dict[str, Any]:
+    """Owner and lists of a topology that a user submits who is no administrator, or of its ``former`` conf, which stay.
+
+    :class:`NotAuthorized` for an update with other lists.
+    """
+    if former is None:
+        return {OWNER_KEY: user, "topology.users": sorted({*(given.get("topology.users") or ()), user})}
+    for key in _LISTS:
+        if not set(given.get(key) or ()) <= set(former.get(key) or ()):
+            raise NotAuthorized(
+                f"user {user!r} may not change {key} of a topology: an administrator can, or leave it out"
+            )
+    return {key: former[key] for key in (OWNER_KEY, *_LISTS) if key in former}
 
 
 def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:

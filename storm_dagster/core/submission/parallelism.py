@@ -16,20 +16,13 @@ def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:
     ``topology.bolt.parallelism``/``topology.spout.parallelism`` when it stands there, else the code's; then
     at most ``topology.max.task.parallelism`` (the component's conf before the topology's).
     ``topology.tasks`` (component before topology) is kept, capped likewise, when it is at least the
-    parallelism; a smaller one is dropped, because every executor has a task.
+    parallelism; a smaller one is dropped, because every executor has a task. Except 0: then the component does not run.
     """
-    return spec.model_copy(
-        update={
-            "bolts": {
-                component_id: _normalized(component_id, part, conf, conf.get("topology.bolt.parallelism") or {})
-                for component_id, part in spec.bolts.items()
-            },
-            "spouts": {
-                component_id: _normalized(component_id, part, conf, conf.get("topology.spout.parallelism") or {})
-                for component_id, part in spec.spouts.items()
-            },
-        }
-    )
+    changed: dict[str, dict[str, ComponentSpec]] = {}
+    for kind, parts in (("bolt", spec.bolts), ("spout", spec.spouts)):
+        given = conf.get(f"topology.{kind}.parallelism") or {}
+        changed[f"{kind}s"] = {name: _normalized(name, part, conf, given) for name, part in parts.items()}
+    return spec.model_copy(update=changed)
 
 
 def _normalized(component_id: str, part: ComponentSpec, conf: Conf, overrides: dict[str, Any]) -> ComponentSpec:
@@ -38,19 +31,15 @@ def _normalized(component_id: str, part: ComponentSpec, conf: Conf, overrides: d
         raise InvalidTopology(
             f"component {component_id!r} has parallelism {parallelism!r}: give a whole number of at least 1"
         )
-    tasks = part.conf.get("topology.tasks")
-    if tasks is None:
-        tasks = conf.get("topology.tasks")
-    most = part.conf.get("topology.max.task.parallelism")
-    if most is None:
-        most = conf.get("topology.max.task.parallelism")
+    own = {**conf, **{key: value for key, value in part.conf.items() if value is not None}}
+    tasks, most = own.get("topology.tasks"), own.get("topology.max.task.parallelism")
     if most is not None:
         parallelism = min(parallelism, most)
         tasks = None if tasks is None else min(tasks, most)
-    own = {key: value for key, value in part.conf.items() if key != "topology.tasks"}
-    if tasks is not None and tasks >= parallelism:
-        own["topology.tasks"] = tasks
-    return part.model_copy(update={"parallelism": parallelism, "conf": own})
+    kept = {key: value for key, value in part.conf.items() if key != "topology.tasks"}
+    if tasks is not None and (tasks >= parallelism or tasks == 0):
+        kept["topology.tasks"] = tasks
+    return part.model_copy(update={"parallelism": parallelism, "conf": kept})
 
 
 def wanted_executors(spec_with_system: TopologySpec) -> dict[str, int]:
@@ -58,5 +47,5 @@ def wanted_executors(spec_with_system: TopologySpec) -> dict[str, int]:
     return {
         component_id: part.parallelism
         for component_id, _, part in spec_with_system.components()
-        if part.parallelism > 0
+        if part.parallelism > 0 and part.conf.get("topology.tasks") != 0
     }

@@ -13,7 +13,7 @@ from storm_dagster.model.topology import ComponentSpec, TopologySpec
 
 
 def _task_count(part: ComponentSpec, conf: Conf) -> int:
-    if part.parallelism < 1:
+    if part.parallelism < 1 or part.conf.get("topology.tasks") == 0:
         return 0
     count = max(part.parallelism, part.conf.get("topology.tasks") or 0)
     most = part.conf.get("topology.max.task.parallelism") or conf.get("topology.max.task.parallelism")
@@ -37,7 +37,7 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
             first += count
     if all(component_id.startswith("__") for component_id in components):
         raise InvalidTopology(
-            f"topology {spec_with_system.name!r} has no task: give a component a parallelism of at least 1"
+            f"topology {spec_with_system.name!r} has no task: give a component a parallelism and topology.tasks of at least 1"
         )
     return TaskTable(components=components)
 

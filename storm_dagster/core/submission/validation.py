@@ -16,7 +16,7 @@ from storm_dagster.core.submission.conf import normalize_conf, total_conf
 from storm_dagster.core.submission.parallelism import normalize_topology
 from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.core.submission.tasks import number_tasks
-from storm_dagster.core.windowing import window_shape
+from storm_dagster.core.window_shape import window_shape
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_schema import check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
@@ -37,6 +37,7 @@ def normalize_submission(
     total = total_conf(cluster, conf)
     normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
     validate_topology(normal, total)
+    _check_limits(cluster, normal, total)
     # Refused here when no node could hold the table.
     encode_record(number_tasks(with_system_components(normal, total), total))
     return conf, normal
@@ -67,6 +68,20 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
             window_shape({**conf, **part.conf}, f"{kind} {component_id!r}")
     for component_id, part in spec.bolts.items():
         _check_inputs(spec, component_id, part)
+
+
+def _check_limits(cluster: Conf, spec: TopologySpec, conf: Conf) -> None:
+    """The cluster's limits for one topology; its system components do not count."""
+    asked = {
+        "executors": sum(part.parallelism for _, _, part in spec.components()),
+        "slots": int(conf["topology.workers"]),
+    }
+    for what, number in asked.items():
+        most = cluster.get(key := f"nimbus.{what}.perTopology")
+        if most is not None and number > most:
+            raise InvalidTopology(
+                f"topology {spec.name!r} asks for {number} {what}, {key} allows {most}: ask for fewer"
+            )
 
 
 def _check_numbers(conf: Conf) -> None:

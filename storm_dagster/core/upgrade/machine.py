@@ -151,8 +151,11 @@ class UpgradeEvent:
     """With ``begin``: the topology's code when the new code was stored."""
 
 
-def due(snapshot: UpgradeSnapshot, *, now_secs: int) -> UpgradeEvent | None:
-    """The event that is due for an UPGRADING or ROLLBACK topology; ``None``: it goes on."""
+def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | None:
+    """The event that is due for an UPGRADING or ROLLBACK topology; ``None``: it goes on.
+
+    ``age_secs``: for how long the caller has seen the upgrade, by its own clock.
+    """
     state, record = snapshot.state, snapshot.state.record
     if record is None:
         return UpgradeEvent("abandon", "its upgrade record is gone")
@@ -165,7 +168,7 @@ def due(snapshot: UpgradeSnapshot, *, now_secs: int) -> UpgradeEvent | None:
     total = len(snapshot.workers)
     if snapshot.complete:
         return UpgradeEvent("complete", f"all {total} workers run the new code")
-    if now_secs >= record.expires:
+    if age_secs >= record.ttl_secs:
         done = list(snapshot.workers.values()).count("upgraded")
         return UpgradeEvent("expire", f"its time is up with {done} of {total} workers")
     return None
@@ -204,7 +207,7 @@ def transition(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) 
         after = _request(check_continue(base, snapshot, event.selection), event.selection)
         return UpgradeTransition("continued", base, after, step="continue_upgrade", action="grayUpgrade")
     if event.action in ("finish_rollback", "abandon"):
-        found = due(snapshot, now_secs=0)
+        found = due(snapshot)
         if found is None or found.action not in ("finish_rollback", "abandon"):
             return UpgradeTransition("unchanged", base, record)
         return _close(base, "rolled back", found.reason or "")

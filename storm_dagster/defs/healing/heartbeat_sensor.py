@@ -11,7 +11,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,8 @@ from storm_dagster.defs.healing.memory import (
     recoveries,
     restarts,
     run_requests,
+    spare_observations,
+    spare_runs,
 )
 from storm_dagster.defs.instance_settings import tick_limit
 from storm_dagster.defs.keys import (
@@ -51,11 +55,16 @@ from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.view import ClusterView
+from storm_dagster.zk.cached_state import CachedReads
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _TICK_SECS = 45.0
 _POLL_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15
+_BETWEEN_POLLS_SECS = 0.5
+# Share of a limit of silence for which a heartbeat record is not read again.
+_AGING = 0.6
 # Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
 _BLIND_SECS = 20.0
 # A run that has not started by then waits behind somebody's queue.
@@ -67,17 +76,24 @@ _LONGEST_RUN_SECS = 360.0
 class _Watch:
     """The armed sensor: one ZooKeeper session with its watches, and the node that marks it as armed."""
 
-    def __init__(self, cluster: StormClusterState) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: StormClusterState, aging_secs: float) -> None:
+        self.cluster = cluster
         self._changed = threading.Event()
         self._interrupted = threading.Event()
         cluster.state.add_listener(self._on_connection)
+        self._reads: CachedReads | None = None
+        if isinstance(cluster.state, ZooKeeperClusterState):
+            self._reads = CachedReads(cluster.state, None, aging_secs=aging_secs)
+            self._reads.register(lambda *_: self._changed.set())
+        self._polled_at = 0.0
+        self._held_in = 0
         self._holder = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
         self._published: str | None = None
 
     def _on_connection(self, connection: str) -> None:
         if connection != "CONNECTED":
             self._interrupted.set()
+        self._changed.set()
 
     def interrupted(self) -> bool:
         """Whether the connection broke since the last call.
@@ -92,28 +108,71 @@ class _Watch:
     def poll(self) -> ClusterView:
         """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
         self._changed.clear()
-        return self._cluster.load_view(self._changed.set)
+        self._polled_at = time.monotonic()
+        if self._reads is None:
+            return self.cluster.load_view(self._changed.set)
+        return self._reads.load_view(self.cluster.cluster_id())
 
     def hold(self, held: bool) -> None:
         """Hold the node that keeps the leader from healing, or give it up."""
+        state, session = self.cluster.state, self._session_id()
         if held:
             # Another armed sensor (a code reload in progress) may hold it: then it is ours after its end.
-            self._cluster.state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
-        elif self._cluster.state.owned(paths.HEALER):
-            self._cluster.state.delete_node(paths.HEALER)
-            self._published = None
+            if not session or self._held_in != session:
+                mine = state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
+                self._held_in = session if mine else 0
+                self._published = None
+        elif state.owned(paths.HEALER):
+            state.delete_node(paths.HEALER)
+            self._held_in, self._published = 0, None
+
+    def _session_id(self) -> int:
+        """Id of the session; 0 on another state store."""
+        return 0 if self._reads is None else self.cluster.session.session_id
 
     def publish_alarm(self, alarm: str | None) -> None:
         """Write into the armed sensor's node why healing pauses: ``status`` reads it there."""
-        if alarm == self._published or not self._cluster.state.owned(paths.HEALER):
+        if alarm == self._published or not self.cluster.state.owned(paths.HEALER):
             return
         said = self._holder if alarm is None else {**self._holder, "alarm": alarm}
-        self._cluster.state.set_data(paths.HEALER, json.dumps(said).encode())
+        self.cluster.state.set_data(paths.HEALER, json.dumps(said).encode())
         self._published = alarm
 
     def wait(self, seconds: float) -> None:
-        """Sleep until something changes, at most ``seconds``."""
+        """Sleep until something changes, at most ``seconds``; changes that follow each other are seen together."""
         self._changed.wait(max(0.0, seconds))
+        time.sleep(max(0.0, min(seconds, self._polled_at + _BETWEEN_POLLS_SECS - time.monotonic())))
+
+
+_KEPT: OrderedDict[str, _Watch] = OrderedDict()
+_MOST_KEPT = 2
+
+
+@contextmanager
+def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
+    """A watch of that cluster; its session and what it has read are kept for the next tick, ``/healer`` is not.
+
+    :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist.
+    """
+    key = json.dumps({name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str)
+    watch = _KEPT.pop(key, None)
+    if watch is None:
+        limits = LivenessLimits.from_conf(conf)
+        aging = _AGING * min(limits.task_secs, limits.supervisor_secs)
+        watch = _Watch(StormClusterState.open(conf), aging)
+    try:
+        yield watch
+        watch.hold(False)
+    except BaseException:
+        watch.cluster.disconnect()
+        raise
+    # Two ticks at once (a code reload in progress) had one each.
+    other, _KEPT[key] = _KEPT.pop(key, None), watch
+    ended = [other] if other is not None else []
+    while len(_KEPT) > _MOST_KEPT:
+        ended.append(_KEPT.popitem(last=False)[1])
+    for each in ended:
+        each.cluster.disconnect()
 
 
 def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> tuple[set[str], str | None]:
@@ -241,11 +300,10 @@ class _Tick:
         self.text = "the cluster was not seen"
         self.causes: list[str] = []
 
-    def run(self, cluster: StormClusterState, deadline: float) -> list[dg.RunRequest]:
+    def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
         """Poll until there is something to heal, or until ``deadline`` of the monotonic clock."""
-        self.memory = self.cursor.load(cluster)
+        self.memory = self.cursor.load(watch.cluster)
         self.alarm, self.seen = self.memory.alarm, True
-        watch = _Watch(cluster)
         while True:
             result = self.poll(watch)
             if result.requests:
@@ -286,9 +344,12 @@ class _Tick:
             return {cause.topology_id for cause in causes} if stuck else unfinished
 
         step = healing_step(view, self.memory, now, self.settings, busy=busy)
-        due, used = assign_attempt_numbers(view, step.attempts, self.memory.used)
+        attempts, asked = spare_runs(view, step.attempts, step.memory, now)
+        due, used = assign_attempt_numbers(view, attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
+        restarted, observed = spare_observations(restarted, self.memory.observed, now)
+        recovered, observed = spare_observations(recovered, observed, now)
         if step.memory.alarm:
             # What comes back after an alarm was out of sight: how long it was dead is not known.
             recovered, recovering = [], {}
@@ -297,7 +358,9 @@ class _Tick:
             requests=run_requests(due, self.names),
             restarted=restarted,
             recovered=recovered,
-            memory=replace(step.memory, used=used, workers=workers, recovering=recovering),
+            memory=replace(
+                step.memory, used=used, workers=workers, recovering=recovering, asked=asked, observed=observed
+            ),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
             next_check=max(now + _COALESCE_SECS, next_check),
             text=seen_text(view, step.observation)
@@ -335,9 +398,9 @@ def build_heartbeat_sensor(
         requests: list[dg.RunRequest] = []
         lost: str | None = None
         try:
-            with zookeeper.cluster() as cluster:
-                requests = tick.run(cluster, deadline)
-                tick.cursor.store(cluster, tick.memory, tick.epoch)
+            with _kept_watch(zookeeper.conf().values) as watch:
+                requests = tick.run(watch, deadline)
+                tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
         except Unavailable as error:
             # What was seen before the connection was lost stands; the gap that follows grants new time.
             lost = error.message

@@ -11,7 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import dagster as dg
 import msgspec
@@ -35,6 +35,11 @@ _LONGEST_KEY = 240
 _MOST_RECENT = 8
 RecoveryMemory = Mapping[str, tuple[int, float | None]]
 """Topology id -> (version of its assignment when all ran last, boot clock since when some do not)."""
+_EARLY_RUNS = 7
+_LATE_RUN_SECS = 8 * 3600.0
+_MOST_OBSERVED = 10
+_OBSERVED_SECS = 3600.0
+_DAY_SECS = 86_400.0
 # A version that no heartbeat record has.
 _UNSEEN = FirstSeen(-2, 0.0)
 
@@ -47,6 +52,10 @@ class HealingMemory(HealingState, frozen=True):
     workers: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8 characters)."""
     recovering: RecoveryMemory = msgspec.field(default_factory=dict)
+    asked: Mapping[str, tuple[float, str]] = msgspec.field(default_factory=dict)
+    """Cause key -> (boot clock of its last run request, capacity of the cluster then)."""
+    observed: Mapping[str, tuple[int, float]] = msgspec.field(default_factory=dict)
+    """Topology id -> (observations of restarts and recoveries today, boot clock of the last)."""
 
     def to_record(self) -> bytes:
         """All but what changes with every heartbeat: in a healthy cluster the same bytes after every poll.
@@ -57,7 +66,9 @@ class HealingMemory(HealingState, frozen=True):
         topologies = {
             topology_id: replace(part, beats=_UNSEEN) for topology_id, part in self.liveness.topologies.items()
         }
-        liveness = replace(self.liveness, topologies=topologies, supervisors={})
+        # While something waits for a slot, arrivals must be noticed.
+        supervisors = dict.fromkeys(self.liveness.supervisors if self.attempts else (), _UNSEEN)
+        liveness = replace(self.liveness, topologies=topologies, supervisors=supervisors)
         return encode_memory(replace(self, liveness=liveness, polled_at=UNSET))
 
 
@@ -153,6 +164,9 @@ class Recovery:
     """Tasks were moved; otherwise the workers came back in place."""
 
 
+_Seen = TypeVar("_Seen", Restart, Recovery)
+
+
 def _complete(topology: TopologyView) -> bool:
     assignment = topology.assignment
     if assignment is None:
@@ -204,6 +218,47 @@ def assign_attempt_numbers(
     kept = {key: number for key, number in used.items() if key.rpartition(":")[0] in in_force}
     found = [Attempt(a.cause, max(a.number, kept.get(a.cause.key, 0) + 1)) for a in attempts]
     return found, {**kept, **{a.cause.key: a.number for a in found}}
+
+
+def spare_runs(
+    view: ClusterView, attempts: Iterable[Attempt], memory: HealingMemory, now: float
+) -> tuple[list[Attempt], dict[str, tuple[float, str]]]:
+    """The attempts that are worth a run, and what to hand in next time.
+
+    While the cluster offers nothing else than when it was tried last, a cause that persists gets at most ten runs a
+    day: the first seven as they come, then one every eight hours.
+    """
+    ports = {
+        node: [*info.ports, info.started, *sorted(view.used_ports().get(node, ()))]
+        for node, info in view.supervisors.items()
+    }
+    capacity = _digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])
+    found: list[Attempt] = []
+    asked = {key: each for key, each in memory.asked.items() if key in memory.attempts}
+    for attempt in attempts:
+        last, offered = asked.get(attempt.cause.key, (0.0, ""))
+        if attempt.number <= _EARLY_RUNS or offered != capacity or not 0 <= now - last < _LATE_RUN_SECS:
+            asked[attempt.cause.key] = now, capacity
+            found.append(attempt)
+    return found, asked
+
+
+def spare_observations(
+    found: Iterable[_Seen], observed: Mapping[str, tuple[int, float]], now: float
+) -> tuple[list[_Seen], dict[str, tuple[int, float]]]:
+    """Restarts or recoveries that are worth an observation, and what to hand in next time.
+
+    A topology whose workers crash all the time gets the first ten of a day, then one an hour.
+    """
+    known = {key: each for key, each in observed.items() if 0 <= now - each[1] < _DAY_SECS}
+    kept: list[_Seen] = []
+    for each in found:
+        count, last = known.get(each.topology_id, (0, now))
+        # What is seen at one moment is one observation.
+        if count < _MOST_OBSERVED or now - last >= _OBSERVED_SECS or (count and last == now):
+            known[each.topology_id] = (count + (last != now or not count), now)
+            kept.append(each)
+    return kept, known
 
 
 def run_requests(attempts: Iterable[Attempt], names: DagsterNames) -> list[dg.RunRequest]:

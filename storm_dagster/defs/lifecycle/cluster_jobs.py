@@ -24,14 +24,24 @@ from storm_dagster.defs.resources.local_cluster import (
 )
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile, home_dir
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.packaging.roots import target_roots
 
 _START = "Start a local cluster, detached: ZooKeeper, Spark, nimbus, supervisors and a Dagster of its own."
 _STOP = "End every process of a local cluster, workers first."
 
 
 def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
-    return home_dir(named) if named else zookeeper.home_path()
+    """The cluster's folder; a form may name another one in the project alone, for it is closed to other users."""
+    own = zookeeper.home_path()
+    home = home_dir(named) if named else own
+    with step_errors():
+        if home != own and not any(root in home.resolve().parents for root in target_roots(zookeeper.conf())):
+            raise InvalidRequest(
+                f"home {home} is not in a folder of targets: leave it empty, run `storm-dagster dev` or `stop --home "
+                f"{home}`, or set dagster.target.roots in the conf of the code location"
+            )
+    return home
 
 
 def _cluster_metadata(home: Path, cluster: ClusterFile) -> dict[str, Any]:

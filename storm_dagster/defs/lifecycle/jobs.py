@@ -126,7 +126,7 @@ def update_topology(
     """Upload if need be, then replace; the old topology is touched only when the new one stands ready."""
     began = time.monotonic()
     with step_errors():
-        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
+        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded)
         if handle is None and not config.token:
             raise InvalidRequest(f"nothing to run in the place of {config.name!r}: give `target` in the form")
     with operations(context, handles) as ops:

@@ -23,7 +23,7 @@ from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperRes
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.names import check_topology_reference
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.rebalance import rebalance
@@ -81,10 +81,10 @@ def _gain(ops: OperationsContext, view: ClusterView, name: str) -> _Gain:
 
 
 def _plan(ops: OperationsContext, view: ClusterView, name: str, reassign: bool) -> _Gain:
-    report = rebalance(ops, name, reassign=reassign, dry_run=True)
+    report = rebalance(ops, name, reassign=reassign, dry_run=True, view=view)
     if not report.moved or report.assignment is None or report.placement is None:
         return _Gain(report.topology_id, 0, reassign, "it is balanced, no plan would change it", "")
-    threshold = float(load_runnable(ops, report.topology_id).conf["topology.rebalance.threshold"])
+    threshold = float(load_runnable(ops, view.topologies[report.topology_id]).conf["topology.rebalance.threshold"])
     supervisors = sum(1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist)
     now, then = (
         imbalance(spread, wanted=report.workers, supervisors=supervisors)
@@ -103,7 +103,7 @@ def ask_for_rebalance(context: dg.OpExecutionContext, config: AskForRebalanceCon
     """Ask nimbus, whose Dagster runs the rebalance itself."""
     with step_errors(), nimbus.client() as client:
         answer = client.post(
-            f"/v1/topologies/{check_topology_name(config.name)}/rebalance",
+            f"/v1/topologies/{check_topology_reference(config.name)}/rebalance",
             {"reassign": config.reassign},
             repeat=False,
         )
@@ -128,7 +128,7 @@ def build_rebalance_schedule(
     directly.
     """
     names = names or DagsterNames()
-    only = None if topologies is None else {check_topology_name(topology) for topology in topologies}
+    only = None if topologies is None else {check_topology_reference(topology) for topology in topologies}
 
     def schedule(
         context: dg.ScheduleEvaluationContext, zookeeper: ZooKeeperResource, blobstore: BlobStoreResource

@@ -75,7 +75,7 @@ def gray_upgrade_topology(
     began = time.monotonic()
     with step_errors():
         selection = Selection(parse_workers(config.workers), config.component or None, config.number)
-        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
+        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded)
     with operations(context, handles) as ops:
         request = lifecycle.gray_upgrade(
             ops,

@@ -69,7 +69,7 @@ def _checked_topologies(ops: OperationsContext) -> Iterator[_CheckedTopology]:
         if topology.base.status == "KILLED" or topology.tasks is None or topology.assignment is None:
             continue
         try:
-            runnable = load_runnable(ops, topology.id)
+            runnable = load_runnable(ops, topology)
             stored = json.loads(ops.blobs.read(placement_key(topology.id)))
         except (StormDagsterError, ValueError):
             # Missing blobs are what another check is about.

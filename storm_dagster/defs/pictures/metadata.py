@@ -21,22 +21,9 @@ from storm_dagster.model.records import Assignment, TaskTable
 from storm_dagster.model.topology import TopologySpec
 
 _MOST_ROWS = 500
-_SECRET = re.compile(r"password|passwd|secret|token|credential|payload|private|keytab|api[._-]?key", re.I)
-_BLOT = "********"
 
 Cell = str | int | float | bool | None
 """What a table may hold."""
-
-
-def mask(value: Any, key: str = "") -> Any:
-    """``value`` as plain JSON with every value blotted out whose key names a secret, at any depth."""
-    if isinstance(value, Mapping):
-        return {str(name): mask(item, str(name)) for name, item in value.items()}
-    if key and _SECRET.search(key) and value is not None and not isinstance(value, bool | int | float):
-        return _BLOT
-    if isinstance(value, list | tuple):
-        return [mask(item) for item in value]
-    return value
 
 
 def notes(lines: Iterable[str], nothing: str = "none") -> dg.MarkdownMetadataValue:

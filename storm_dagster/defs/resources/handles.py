@@ -20,14 +20,23 @@ from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.defs.resources.local_cluster import ensure_local_cluster
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import home_dir
-from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.security import Security
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
+_BUILT_IN_CODE = (
+    "Run config cannot set its fields: give them to build_storm_defs(), build_storm_resources() or the resource itself, "
+    "where they may be dg.EnvVar."
+)
+
 
 class ClusterHandle(dg.ConfigurableResource):
-    """Location of the cluster: a local cluster's HOME, or a conf folder."""
+    """Location of the cluster: a local cluster's HOME, or a conf folder.
+
+    Its fields are given where it is built, and are no run config: whoever may launch a run could otherwise name the
+    cluster that gets the run's signatures, or plug-ins that the run imports.
+    """
 
     home: str | None = Field(
         default=None,
@@ -51,6 +60,22 @@ class ClusterHandle(dg.ConfigurableResource):
         "start none.",
     )
     _by_the_clock: bool = PrivateAttr(default=False)
+    _closed: dg.ResourceDefinition | None = PrivateAttr(default=None)
+
+    def get_resource_definition(self) -> Any:
+        """The definition, always the same one, with the fields as they were given and an empty config schema."""
+        if self._closed is None:
+            made = super().get_resource_definition()
+            fields = made.config_field
+            default = fields.default_value if fields is not None and fields.default_provided else {}
+            about = f"{self.__doc__}\n\n{_BUILT_IN_CODE}"
+            self._closed = made.configured(lambda _: default, config_schema={}, description=about)
+        return self._closed
+
+    @classmethod
+    def configure_at_launch(cls, **kwargs: Any) -> Any:
+        """Refused: :class:`InvalidRequest`."""
+        raise InvalidRequest(f"{cls.__name__}.configure_at_launch: {_BUILT_IN_CODE}")
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Remember whether this serves a run, or a tick that nobody launched."""
@@ -134,16 +159,19 @@ class BlobStoreResource(_Connected):
         if self.local_dir:
             yield LocalBlobStore(Path(self.local_dir))
         elif self._held is None:
-            with NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(self.conf())) as client:
+            with self._open(cluster) as client:
                 yield client
         else:
             # A client that was made for another session would ask a closed one for its leader.
             if self._client is None or self._client[0] is not cluster:
-                client = self._held.enter_context(
-                    NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(self.conf()))
-                )
-                self._client = (cluster, client)
+                self._client = (cluster, self._held.enter_context(self._open(cluster)))
             yield self._client[1]
+
+    def _open(self, cluster: StormClusterState) -> NimbusBlobClient:
+        """A client whose writes end with the leadership epoch of now, like those of the run."""
+        known = cluster.epoch()
+        epoch = None if known is None else known[0]
+        return NimbusBlobClient(lambda: leader_http(cluster), epoch=epoch, security=Security.of(self.conf()))
 
 
 def leader_http(cluster: StormClusterState) -> str:

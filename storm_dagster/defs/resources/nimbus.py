@@ -12,6 +12,10 @@ from pydantic import Field
 from storm_dagster.client import NimbusClient, upload_target
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.packaging.roots import check_inside, target_roots
+
+_PROGRAMS = frozenset({"topology.python", "topology.environment"})
+"""Conf keys that decide which programs workers start."""
 
 
 class NimbusResource(ClusterHandle):
@@ -52,18 +56,23 @@ def upload_of(
     handle: str | None,
     target: str | None,
     conf: Mapping[str, Any],
+    allow_degraded: bool = False,
 ) -> str | None:
     """The upload that a form means: the caller's ``handle``, else one made here of its TARGET; ``None`` without both.
 
-    :class:`InvalidRequest` when both are given; errors of packing and uploading otherwise.
+    :class:`InvalidRequest` when both are given, and for a TARGET or a conf with which a form could run programs that
+    are not the project's; errors of packing and uploading otherwise.
     """
     if handle and target:
         raise InvalidRequest("both handle and target are given: leave handle empty in a run launched by hand")
     if handle or not target:
         return handle or None
+    if programs := sorted(_PROGRAMS & conf.keys()):
+        raise InvalidRequest(f"a form cannot set {' and '.join(programs)}: set it in the topology's own conf")
+    check_inside(target, target_roots(nimbus.conf()), nimbus.home_path())
     with nimbus.client() as client:
         uploaded = upload_target(
-            client,
+            client.accepting_fewer(allow_degraded),
             target,
             conf=conf,
             home=nimbus.home_path(),

@@ -109,7 +109,7 @@ def topology_conf(
     with step_errors():
         name = _topology_of(context, names)
         token = config.token or _inherited_token(context, config)
-        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
+        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded)
     with operations(context, handles) as ops:
         if token is None:
             # Launched by hand. Without anything to submit, what is staged for the name is submitted as it is.

@@ -12,7 +12,6 @@ from storm_dagster.defs.pictures.metadata import (
     assignment_metadata,
     blobs_table,
     components_table,
-    mask,
     nodes_table,
     notes,
     placed_slots,
@@ -21,6 +20,7 @@ from storm_dagster.defs.pictures.metadata import (
     unassigned_table,
 )
 from storm_dagster.model import paths
+from storm_dagster.model.masking import mask
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.records import Assignment
 from storm_dagster.operations.context import OperationsContext

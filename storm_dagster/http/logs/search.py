@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
@@ -10,7 +11,11 @@ from typing import BinaryIO, Literal
 BLOCK = 131_072
 MOST_BLOCKS = 1024
 """Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` is where to go on."""
+_SECS = 2.0
+"""Longest time that one request searches, seconds."""
 _LONGEST_CONTEXT = 64 * 1024
+_MOST_CHARACTERS = 1024**2
+"""Of all matches with their context, but the last."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +44,22 @@ class Found:
 
 def search_log(stream: BinaryIO, size: int, search: Search) -> Found:
     """Up to ``most`` matches within the budget. A key is bytes: binary logs and any encoding will do."""
+    deadline = time.monotonic() + _SECS
     found = Found()
     key = search.key.lower() if search.ignore_case else search.key
     forward = search.search_from == "head"
+    shown = 0
     blocks = _blocks(stream, size, search.offset, len(key) - 1, forward)
     for number, (start, raw) in enumerate(blocks, 1):
         haystack = raw.lower() if search.ignore_case else raw
         for place in _places(haystack, key, forward):
             offset = start + place
             found.matches.setdefault(offset, _context(stream, size, offset, len(key), search))
-            if len(found.matches) >= search.most:
+            shown += len(found.matches[offset])
+            if len(found.matches) >= search.most or shown > _MOST_CHARACTERS:
                 found.next_offset = offset + len(key) if forward else size - offset
                 return _tidied(found, size)
-        if number >= MOST_BLOCKS:
+        if number >= MOST_BLOCKS or time.monotonic() > deadline:
             end = start + len(raw) - (len(key) - 1)
             found.next_offset = end if forward else size - start - (len(key) - 1)
             return _tidied(found, size)
@@ -93,10 +101,17 @@ def _places(haystack: bytes, key: bytes, forward: bool) -> Iterator[int]:
             yield place
             place = haystack.find(key, place + len(key))
     else:
-        place = haystack.rfind(key)
+        # ``find`` takes linear time, ``rfind`` does not.
+        places: list[int] = []
+        place = haystack.find(key)
         while place >= 0:
-            yield place
-            place = haystack.rfind(key, 0, place)
+            places.append(place)
+            place = haystack.find(key, place + 1)
+        end = len(haystack)
+        for place in reversed(places):
+            if place + len(key) <= end:
+                yield place
+                end = place
 
 
 def _context(stream: BinaryIO, size: int, offset: int, length: int, search: Search) -> str:

@@ -3,7 +3,7 @@
 ``/blobstore/<key>/<host:port-seq>`` (ephemeral) names a holder and the sequence number of its content;
 ``/blobstoremaxkeysequencenumber/<key>`` names the highest number ever and the content hash that belongs to it.
 The hash makes "newest" decidable by each nimbus alone: it holds the newest content when its hash is that one.
-Only topology blobs are registered; staged and uploaded ones come and go with their submission.
+Blobs of topologies and of users are registered; staged and uploaded ones come and go with their submission.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.sequence import holders_of_latest, next_sequence, split_holder
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Corrupt
-from storm_dagster.model.names import id_of_blob_key
+from storm_dagster.model.errors import Conflict, Corrupt, Fenced
 from storm_dagster.model.records import Record, decode_record, encode_record
+from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
@@ -48,32 +48,43 @@ class Registered:
 
 
 def is_registered_kind(key: str) -> bool:
-    """Whether blobs under that key are registered: those of a topology, except its placement document.
+    """Whether blobs under that key are registered: those of a topology, except its placement document, and of users.
 
-    The report is for people; leaving it out keeps a submission within its budget of ZooKeeper writes.
+    The report is for people; leaving it out keeps a submission within its budget of ZooKeeper writes. A user's blob
+    that is registered is never taken for a deleted one, whoever leads when its only holder returns.
     """
-    return id_of_blob_key(key) is not None and not key.endswith("-placement.json")
+    return not key.startswith(("staging.", "staging-of.", "upload.")) and not key.endswith("-placement.json")
 
 
 class BlobRegistry:
     """Registrations of one nimbus (``me`` is its ``host:port``)."""
 
-    def __init__(self, cluster: StormClusterState, me: str) -> None:
+    def __init__(self, cluster: StormClusterState, me: str, cached: ClusterState | None = None) -> None:
+        """``cached`` answers :meth:`keys` and :meth:`survey`, which are asked for all the time."""
         self._cluster = cluster
         self._state = cluster.state
+        self._cached = cached or cluster.state
         self.me = me
         # key -> (sequence, session): what this process registered, to spare a read per key and round.
         self._mine: dict[str, tuple[int, int]] = {}
 
     def keys(self, watch: bool = False) -> list[str]:
         """All registered keys."""
-        return self._state.find_children(paths.BLOBSTORE, watch) or []
+        return (self._state if watch else self._cached).find_children(paths.BLOBSTORE, watch) or []
 
-    def read(self, keys: Iterable[str]) -> dict[str, Registered]:
+    def topologies(self) -> list[str]:
+        """Ids of all topologies."""
+        return self._cached.find_children(paths.TOPOLOGY) or []
+
+    def survey(self, keys: Iterable[str]) -> dict[str, Registered]:
+        """As :meth:`read`, of the cache: what did not change costs no request."""
+        return self.read(keys, self._cached)
+
+    def read(self, keys: Iterable[str], state: ClusterState | None = None) -> dict[str, Registered]:
         """The registrations of those keys, read without waiting for one after the other."""
-        wanted = list(keys)
-        records = self._state.get_many([paths.blob_max_sequence(key) for key in wanted])
-        children = self._state.find_children_many([paths.blob(key) for key in wanted])
+        wanted, state = list(keys), state or self._state
+        records = state.get_many([paths.blob_max_sequence(key) for key in wanted])
+        children = state.find_children_many([paths.blob(key) for key in wanted])
         found: dict[str, Registered] = {}
         for key, record, holders in zip(wanted, records, children, strict=True):
             decoded = None if record is None else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
@@ -89,8 +100,11 @@ class BlobRegistry:
         for _ in range(_ATTEMPTS):
             now = self.read([meta.key])[meta.key]
             if now.record is not None and now.record.sha256 == meta.sha256:
-                if self.register_held(meta, now):
-                    return now.record.sequence
+                try:
+                    if self.register_held(meta, now):
+                        return now.record.sequence
+                except Conflict as error:
+                    _log.debug("registering %s is tried again: %s", meta.key, error)
                 continue
             decision = next_sequence(
                 now.holders, None if now.record is None else now.record.sequence, me=self.me, leader=True
@@ -121,8 +135,19 @@ class BlobRegistry:
             return sequence
         raise Conflict(f"blob {meta.key!r} is registered by others all the time: store it again")
 
+    def check_epoch(self, epoch: int) -> None:
+        """:class:`Fenced` when ``epoch`` is over, also while this nimbus has not noticed."""
+        self._state.sync_path(paths.EPOCH)
+        if self._state.get_version(paths.EPOCH) != epoch:
+            raise Fenced(
+                f"leadership epoch {epoch} is over: what was stored is not confirmed, send it to the new leader"
+            )
+
     def register_held(self, meta: BlobMeta, now: Registered | None = None) -> bool:
-        """Register that this nimbus holds the recorded content; ``False`` when its content is another one."""
+        """Register that this nimbus holds the recorded content; ``False`` when its content is another one.
+
+        :class:`Conflict` when the registrations of the key change meanwhile.
+        """
         now = now or self.read([meta.key])[meta.key]
         if now.record is None or now.record.sha256 != meta.sha256:
             self.unregister(meta.key, now)
@@ -132,7 +157,12 @@ class BlobRegistry:
         session = self._cluster.session.session_id
         if holder in now.holders and self._mine.get(meta.key) == (sequence, session):
             return True
-        self._state.set_ephemeral_node(paths.blob(meta.key, holder), b"")
+        path = paths.blob(meta.key, holder)
+        # A key that was removed meanwhile gets no folder again.
+        transaction = self._state.transaction().check(paths.blob_max_sequence(meta.key), now.version or 0)
+        if holder in now.holders:
+            transaction.delete(path)  # Of an older session.
+        transaction.create(path, ephemeral=True).commit()
         for other in now.holders:
             if other != holder and split_holder(other)[0] == self.me:
                 self._state.delete_node(paths.blob(meta.key, other))

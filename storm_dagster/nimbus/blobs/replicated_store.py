@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -56,6 +57,13 @@ class NimbusBlobStore:
         self._registry = registry
         self._replicator = replicator
         self._minimum = minimum
+        self._terms = WriteTerms()
+
+    def accepting_fewer(self, minimum: int | None = None) -> NimbusBlobStore:
+        """The same store on such terms (:class:`~storm_dagster.blobstore.store.ReplicatedStore`)."""
+        other = copy.copy(self)
+        other._terms = WriteTerms(minimum=minimum, allow_degraded=True)
+        return other
 
     # the protocol, for operations in the leader
 
@@ -63,7 +71,7 @@ class NimbusBlobStore:
         """Store, register, replicate. ``Unavailable`` when this nimbus does not lead."""
         epoch = self._status.require()
         meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
-        self._spread(meta, epoch, WriteTerms())
+        self._spread(meta, epoch, self._terms)
         return meta
 
     def open(self, key: str) -> AbstractContextManager[BinaryIO]:
@@ -114,7 +122,7 @@ class NimbusBlobStore:
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         """:meth:`put_content` for operations."""
-        stored = self.put_content(key, sha256, WriteTerms())
+        stored = self.put_content(key, sha256, self._terms)
         return None if stored is None else stored[0]
 
     def accept_replica(self, key: str, sha256: str, path: Path | None) -> BlobMeta:
@@ -145,4 +153,7 @@ class NimbusBlobStore:
             return max(1, minimum)
         if is_registered_kind(meta.key):
             self._registry.register_written(meta, epoch=epoch)
-        return self._replicator.push(meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded)
+        copies = self._replicator.push(meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded)
+        if not is_registered_kind(meta.key):
+            self._registry.check_epoch(epoch)
+        return copies

@@ -7,12 +7,14 @@ stores it without a transfer.
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import httpx
@@ -24,6 +26,13 @@ from storm_dagster.model.security import Security
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _RETRY_SECS = 0.5
+_OFFER_SECS = 3.0
+"""Limit of an offer by hash, which carries no content: a peer that is slower hangs."""
+_AT_ONCE = 4
+_MOST_WAITING = 64
+"""Pushes that wait for one peer; what is beyond them it fetches itself when it synchronizes."""
+LONGEST_WAIT_SECS = 20.0
+"""A write that waits for copies is answered before the client, who waits 30 s for an answer, gives up without a reason."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,10 @@ class NimbusPeer:
 
 
 class Replicator:
-    """Pushes blobs to the followers. ``peers`` is called again for each push and each retry."""
+    """Pushes blobs to the followers. ``peers`` is called again for each push and each retry.
+
+    ``absent`` gives the addresses of nimbuses that should be there and are not, for the error.
+    """
 
     def __init__(
         self,
@@ -45,37 +57,66 @@ class Replicator:
         open_blob: Callable[[str], AbstractContextManager[BinaryIO]],
         *,
         wait_secs: float,
+        absent: Callable[[], list[str]] = list,
         read_timeout_secs: float = 30.0,
         security: Security | None = None,
     ) -> None:
         self._peers = peers
         self._open = open_blob
-        self._wait_secs = wait_secs
+        self._wait_secs = min(wait_secs, LONGEST_WAIT_SECS)
+        self._absent = absent
         self._http = httpx.Client(
             timeout=httpx.Timeout(read_timeout_secs, connect=2.0),
             follow_redirects=False,
             **(security or Security()).client_options(),
         )
-        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob-push")
+        self._lock = threading.Lock()
+        # A pool for each peer: one that hangs holds up nobody else.
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._waiting: Counter[str] = Counter()
 
     def close(self) -> None:
         """Drop what is waiting and close the connections."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
         self._http.close()
+
+    def _submit(self, peer: NimbusPeer, work: Callable[..., None], *arguments: Any) -> Future[None] | None:
+        """Start ``work(peer, ...)`` in the peer's own threads; ``None`` when too much waits for it."""
+        with self._lock:
+            if self._waiting[peer.address] >= _MOST_WAITING:
+                return None
+            pool = self._pools.get(peer.address)
+            if pool is None:
+                pool = ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="blob-push")
+                self._pools[peer.address] = pool
+            self._waiting[peer.address] += 1
+        future = pool.submit(work, peer, *arguments)
+        future.add_done_callback(lambda _: self._done(peer.address))
+        return future
+
+    def _done(self, address: str) -> None:
+        with self._lock:
+            self._waiting[address] -= 1
 
     def push(self, meta: BlobMeta, *, epoch: int, minimum: int, allow_degraded: bool) -> int:
         """Copy the blob to all followers; how many nimbuses (this one included) hold it.
 
-        Returns as soon as ``minimum`` hold it, while the other pushes go on. When they do not within the
-        wait, ``allow_degraded`` decides between returning fewer and :class:`Unavailable`.
+        Returns as soon as ``minimum`` hold it, while the other pushes go on. With ``allow_degraded`` it waits only for
+        nimbuses that are alive; without, :class:`Unavailable` when too few hold it within the wait.
         """
         deadline = time.monotonic() + self._wait_secs
         holders: set[str] = set()
+        refused: dict[str, str] = {}
         while True:
             peers = [peer for peer in self._peers() if peer.address not in holders]
-            running: dict[Future[None], NimbusPeer] = {
-                self._pool.submit(self._push_one, peer, meta, epoch): peer for peer in peers
-            }
+            running: dict[Future[None], NimbusPeer] = {}
+            for peer in peers:
+                future = self._submit(peer, self._push_one, meta, epoch)
+                if future is not None:
+                    running[future] = peer
             while running and 1 + len(holders) < minimum:
                 left = deadline - time.monotonic()
                 done, _ = wait(running, timeout=max(left, 0), return_when=FIRST_COMPLETED)
@@ -84,18 +125,24 @@ class Replicator:
                     error = future.exception()
                     if error is None:
                         holders.add(peer.address)
-                    elif not isinstance(error, StormDagsterError | httpx.HTTPError | OSError):
+                        refused.pop(peer.address, None)
+                        continue
+                    refused[peer.address] = f"{peer.address} did not take it ({error or type(error).__name__})"
+                    if not isinstance(error, StormDagsterError | httpx.HTTPError | OSError):
                         raise error
                 if not done:
                     break
             if 1 + len(holders) >= minimum:
                 return 1 + len(holders)
+            if allow_degraded:
+                _log.warning("%s is on %d of %d nimbuses", meta.key, 1 + len(holders), minimum)
+                return 1 + len(holders)
             if time.monotonic() + _RETRY_SECS >= deadline:
-                if allow_degraded:
-                    _log.warning("%s is on %d of %d nimbuses", meta.key, 1 + len(holders), minimum)
-                    return 1 + len(holders)
+                refused |= {peer.address: f"{peer.address} does not answer" for peer in running.values()}
+                missing = [*refused.values(), *(f"{url} of nimbus.seeds is not there" for url in self._absent())]
                 raise Unavailable(
-                    f"blob {meta.key!r} is on {1 + len(holders)} nimbuses, {minimum} were asked for: start another "
+                    f"blob {meta.key!r} is on {1 + len(holders)} nimbuses, {minimum} were asked for"
+                    f"{' (' + '; '.join(missing) + ')' if missing else ''}: start another "
                     "nimbus, lower topology.min.replication.count, or submit with --allow-degraded"
                 )
             time.sleep(_RETRY_SECS)
@@ -103,13 +150,14 @@ class Replicator:
     def push_deletion(self, key: str, *, epoch: int) -> None:
         """Ask all followers to drop the blob; one that is away drops it when it synchronizes."""
         for peer in self._peers():
-            self._pool.submit(self._delete_one, peer, key, epoch)
+            self._submit(peer, self._delete_one, key, epoch)
 
     def _push_one(self, peer: NimbusPeer, meta: BlobMeta, epoch: int) -> None:
         url = _replica_url(peer, meta.key)
         headers = {"X-Content-SHA256": meta.sha256, "X-Storm-Epoch": str(epoch)}
         try:
-            offered = self._http.put(url, headers={**headers, "X-Content-By-Hash": "true"}, content=b"")
+            by_hash = {**headers, "X-Content-By-Hash": "true"}
+            offered = self._http.put(url, headers=by_hash, content=b"", timeout=_OFFER_SECS)
             if offered.status_code == 404:
                 with self._open(meta.key) as stream:
                     offered = self._http.put(
@@ -123,7 +171,7 @@ class Replicator:
 
     def _delete_one(self, peer: NimbusPeer, key: str, epoch: int) -> None:
         try:
-            self._http.delete(_replica_url(peer, key), headers={"X-Storm-Epoch": str(epoch)})
+            self._http.delete(_replica_url(peer, key), headers={"X-Storm-Epoch": str(epoch)}, timeout=_OFFER_SECS)
         except httpx.HTTPError as error:
             _log.info("the deletion of %s did not reach nimbus %s: %s", key, peer.address, error)
 

@@ -23,7 +23,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.model.security import Security
-from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered, is_registered_kind
+from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.leader_status import LeaderStatus
@@ -31,6 +31,8 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
 
 _log = logging.getLogger(__name__)
+_FOLLOW_SECS = 20.0
+"""Interval of comparing all blobs with the leader's, who pushes what is new."""
 
 
 class BlobSync:
@@ -57,6 +59,7 @@ class BlobSync:
         self._inbox = inbox
         self._one_at_a_time = threading.Lock()
         self._keep_secs = keep_secs
+        self._followed: tuple[str | None, float] | None = None
         self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options())
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class BlobSync:
         if wake is not None:
             self._cluster.watches.add_wake(paths.BLOBSTORE, wake)
         registered = self._registry.keys(watch=wake is not None)
-        needed = self._registry.read(sorted(needed_blobs(self._cluster.active_storms(), registered)))
+        needed = self._registry.survey(sorted(needed_blobs(self._registry.topologies(), registered)))
         lacking = {key: entry for key, entry in needed.items() if not self._is_held(entry)}
         return lacking, needed
 
@@ -109,7 +112,10 @@ class BlobSync:
                 left.discard(key)
                 self._status.set_lacking(left)
         self._take_registered(set(needed))
-        self._follow_leader(set(needed))
+        leader, now = self._status.known.leader, time.monotonic()
+        if self._followed is None or leader != self._followed[0] or now - self._followed[1] >= _FOLLOW_SECS:
+            self._followed = leader, now
+            self._follow_leader(set(needed))
         return len(left)
 
     def _take_registered(self, needed: set[str]) -> None:
@@ -120,7 +126,7 @@ class BlobSync:
         if self._blobs.shared:
             return
         others = sorted(set(self._registry.keys()) - needed)
-        for entry in self._registry.read(others).values():
+        for entry in self._registry.survey(others).values():
             if entry.record is None:
                 continue
             if self._is_held(entry):
@@ -134,7 +140,7 @@ class BlobSync:
                 meta = self._base.meta(entry.key)
                 if entry.record is not None:
                     self._registry.register_held(meta, entry)
-                elif (epoch := self._status.epoch) is not None and is_registered_kind(entry.key):
+                elif (epoch := self._status.epoch) is not None:
                     # Registered by nobody: the leader's copy is the one that counts.
                     self._registry.register_written(meta, epoch=epoch)
             except (Conflict, Fenced, KeyNotFound) as error:
@@ -173,11 +179,12 @@ class BlobSync:
             return
         if not isinstance(document, Mapping) or document.get("cluster_id") != self._cluster.cluster_id():
             return
+        registered = set(self._registry.keys())
         theirs: dict[str, Any] = {str(blob["key"]): blob for blob in document.get("blobs", ())}
         mine = {meta.key: meta for meta in self._base.list()}
         for key, blob in theirs.items():
             held = mine.get(key)
-            if key in needed or is_registered_kind(key) or (held and held.sha256 == blob.get("sha256")):
+            if key in needed or key in registered or (held and held.sha256 == blob.get("sha256")):
                 continue
             try:
                 sha256 = str(blob.get("sha256"))
@@ -190,7 +197,6 @@ class BlobSync:
             _log.warning("the leader has none of the %d blobs here: none is dropped for that", len(mine))
             return
         now = time.time()
-        registered = set(self._registry.keys())
         for key in set(mine) - set(theirs) - needed - registered:
             written = self._base.modified_secs(key)
             if written is not None and now - written > self._keep_secs:

@@ -12,6 +12,7 @@ import secrets
 from typing import Literal, cast
 
 from storm_dagster.blobstore import BlobMeta
+from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
@@ -121,6 +122,10 @@ class Uploads:
         lacking = [part for part in PARTS if part not in parts]
         if lacking:
             raise InvalidRequest(f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it")
+        user, key = LIMITED_USER.get(), f"upload.{handle}.submitter"
+        if user is not None and not self._blobs.exists(key):
+            # What limits its submission, whoever launches it.
+            self._blobs.put(key, user.encode())
         return parts
 
     def cancel(self, handle: str) -> None:

@@ -87,25 +87,14 @@ class DagsterClient:
         if result["__typename"] != "DeleteDynamicPartitionsSuccess":
             raise self._refusal_at_location(f"dropping partition {key!r}", result)
 
-    def launch(
-        self,
-        job: str,
-        run_config: Mapping[str, Any],
-        tags: Mapping[str, str],
-        *,
-        assets: Sequence[Sequence[str]] | None = None,
-        patient: bool = False,
-    ) -> str:
-        """Launch a run of ``job`` and return its id. ``assets`` narrows an asset job to those keys.
+    def launch(self, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str], *, patient: bool = False) -> str:
+        """Launch a run of ``job`` and return its id.
 
         A ``patient`` caller has no other way: a Dagster that lives gets ``_SLOW_SECS`` for the launch.
         """
         job, tags = self.names.name(job), {**PRIORITY_TAGS, **tags}
-        selector: dict[str, Any] = {**self._selector, "jobName": job}
-        if assets is not None:
-            selector["assetSelection"] = [{"path": self.names.asset_path(path)} for path in assets]
         params = {
-            "selector": selector,
+            "selector": {**self._selector, "jobName": job},
             "runConfigData": run_config,
             "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
         }

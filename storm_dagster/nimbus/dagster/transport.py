@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,8 @@ import httpx
 
 from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.security import read_private_file
+from storm_dagster.model.security import Security, read_private_file
+from storm_dagster.model.signing import signer
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
@@ -118,14 +120,37 @@ class DagsterAccess:
 class DagsterTransport:
     """Requests to one Dagster webserver; safe to share between threads.
 
-    ``access`` is asked before each request, because a local webserver may start after this nimbus; ``None`` means
+    Where the conf names no credentials, requests are signed by ``security``, as ``storm-dagster web`` wants it; that
+    tells another server nothing. ``access`` is asked before each request, because a local webserver may start after this nimbus; ``None`` means
     that no Dagster is configured. An answer that does not come within ``timeout`` seconds is :class:`Unavailable`.
     """
 
-    def __init__(self, access: Callable[[], DagsterAccess | None], *, timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        access: Callable[[], DagsterAccess | None],
+        *,
+        timeout: float = 5.0,
+        security: Security | None = None,
+    ) -> None:
         self._access = access
         self._timeout = timeout
-        self._http = httpx.Client(timeout=timeout, trust_env=False)
+        self._security = security or Security()
+        self._http = httpx.Client(timeout=timeout, trust_env=False, verify=self._verify())
+
+    def _verify(self) -> ssl.SSLContext | bool:
+        """Public authorities and the cluster's own."""
+        if self._security.ca is None:
+            return True
+        context = httpx.create_ssl_context()
+        self._security.load_into(context)
+        return context
+
+    def _shown(self, access: DagsterAccess) -> dict[str, Any]:
+        """Keyword arguments of a request that prove who sends it."""
+        headers, security = access.headers(), self._security
+        if headers or security.secret is None or (security.tls and not access.url.startswith("https:")):
+            return {"headers": headers}
+        return {"auth": signer(security.secret, tls=security.tls)}
 
     def close(self) -> None:
         """Close the connections."""
@@ -171,7 +196,7 @@ class DagsterTransport:
     def _send(self, address: str, body: Mapping[str, Any], patience: float) -> httpx.Response:
         access = self._require()
         try:
-            answer = self._http.post(address, json=body, headers=access.headers(), timeout=patience)
+            answer = self._http.post(address, json=body, **self._shown(access), timeout=patience)
         except httpx.TimeoutException:
             raise self._slow(access, patience) from None
         except httpx.HTTPError as error:
@@ -193,7 +218,7 @@ class DagsterTransport:
         if access is None:
             return  # the call itself raises the error
         try:
-            self._http.get(f"{access.site}/server_info", headers=access.headers())
+            self._http.get(f"{access.site}/server_info", **self._shown(access))
         except httpx.TimeoutException:
             raise _silence(access, self._timeout) from None
         except httpx.HTTPError:
@@ -210,7 +235,7 @@ class DagsterTransport:
     def _slow(self, access: DagsterAccess, secs: float) -> Unavailable:
         """The error of a request without a response in time; it names the part that does not respond."""
         try:
-            info = self._http.get(f"{access.site}/server_info", headers=access.headers(), timeout=1.0)
+            info = self._http.get(f"{access.site}/server_info", **self._shown(access), timeout=1.0)
             lives = info.is_success
         except httpx.HTTPError:
             lives = False

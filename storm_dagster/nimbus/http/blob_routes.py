@@ -13,6 +13,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
+from storm_dagster.http.authentication import may_do_all
 from storm_dagster.http.description import HttpOperation, Media, Parameter, path_names
 from storm_dagster.http.responses import Endpoint, get
 from storm_dagster.http.schemas import Digest, UploadHandle, closed, extensible
@@ -129,7 +130,10 @@ class _BlobEndpoints:
         blobs = self._nimbus.blobs
         sha256 = request.query_params.get("sha256")
         if sha256 is not None:
-            stored = await run_in_threadpool(blobs.put_content, key, check_sha256(sha256), terms)
+            # Whoever knows a hash would otherwise get the content.
+            stored = None
+            if may_do_all(request.scope, self._nimbus.conf.values):
+                stored = await run_in_threadpool(blobs.put_content, key, check_sha256(sha256), terms)
             if stored is None:
                 raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
             return stored

@@ -114,7 +114,7 @@ class ShowComponent(TypedDict):
 
 
 class ShowError(TypedDict):
-    """An error that a task reported; ``time`` in epoch seconds."""
+    """An error that a task reported ``count`` times; ``time`` of the last one in epoch seconds."""
 
     component: str
     task: int
@@ -122,6 +122,7 @@ class ShowError(TypedDict):
     port: int
     time: int
     error: str
+    count: int
 
 
 class ShowDocument(TypedDict):
@@ -154,6 +155,33 @@ class StateDocument(TypedDict):
     id: str
     component: str
     entries: list[StateEntry]
+    next: str | None
+
+
+@extensible
+class DeadLetter(TypedDict):
+    """A tuple that failed too often; ``raw`` is null if it cannot be emitted again. Times in milliseconds since 1970."""
+
+    number: int
+    spout: str
+    task: int
+    stream: str
+    error: str
+    component: str
+    failed_task: int
+    tries: int
+    first_ms: int
+    last_ms: int
+    raw: str | None
+    replayed_ms: NotRequired[int]
+
+
+@closed
+class DeadLettersDocument(TypedDict):
+    """A page of dead letters; ``next`` begins the page after it."""
+
+    id: str
+    letters: list[DeadLetter]
     next: str | None
 
 

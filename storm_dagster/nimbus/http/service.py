@@ -10,7 +10,8 @@ from storm_dagster.http.description import build_routes
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
-from storm_dagster.model.security import Security, public_conf
+from storm_dagster.model.masking import public_conf
+from storm_dagster.model.security import Security
 from storm_dagster.nimbus.http.blob_routes import blob_operations
 from storm_dagster.nimbus.http.event_route import event_operation
 from storm_dagster.nimbus.http.metrics import Metrics

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any, Literal
 
 from starlette.concurrency import run_in_threadpool
@@ -17,7 +19,8 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.nimbus.http import schemas
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.lifecycle import VERBS, LifecycleRequests
+from storm_dagster.nimbus.requests.bodies import CHANGES, BlacklistChange, check_body
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.live.blacklist import change_blacklist
@@ -36,16 +39,17 @@ def topology_operations(
 
     def blacklist(document: dict[str, Any]) -> dict[str, Any]:
         epoch = nimbus.status.require()
-        unknown = sorted(set(document) - {"add", "remove"})
-        hosts = {key: document.get(key) or [] for key in ("add", "remove")}
-        if unknown or not all(isinstance(value, list) for value in hosts.values()):
-            raise InvalidRequest('a change of the blacklist is {"add": [host], "remove": [host]}')
-        listed = change_blacklist(nimbus.operations(epoch), add=hosts["add"], remove=hosts["remove"])
+        asked = check_body(BlacklistChange, document, "a change of the blacklist")
+        listed = change_blacklist(nimbus.operations(epoch), add=asked.add or (), remove=asked.remove or ())
         return {"hosts": list(listed)}
 
     def state(request: Request) -> dict[str, Any]:
         asked = {part: query_text(request, part) for part in ("key", "limit", "after")}
         return reader.state(path_name(request), request.path_params["component"], **asked)
+
+    def letters(request: Request, replay: bool = False) -> dict[str, Any]:
+        asked = {part: query_text(request, part) for part in ("component", "limit", "after")}
+        return reader.dead_letters(path_name(request), replay, **asked)
 
     async def exposition(request: Request) -> Response:
         return Response(await run_in_threadpool(metrics.exposition), media_type=metrics.media_type)
@@ -53,11 +57,16 @@ def topology_operations(
     def path_name(request: Request) -> str:
         return request.path_params["name"]
 
+    letter_page = (
+        Parameter("component", str, "Only those of this spout"),
+        Parameter("limit", int, "Letters at most, 1 to 1000 (100)"),
+        Parameter("after", str, "Where the page begins: `next` of the one before"),
+    )
     in_path = {
         "name": Parameter("name", str, "Topology name, or id", where="path"),
         "run_id": Parameter("run_id", str, "Run id", where="path"),
         "component": Parameter("component", str, "Component", where="path"),
-        "verb": Parameter("verb", choice(*VERBS), where="path"),
+        "verb": Parameter("verb", choice(*CHANGES), where="path"),
     }
     reading, changing = (404, 500, 503), (404, 409, 500, 503)
 
@@ -131,12 +140,34 @@ def topology_operations(
             errors=changing,
         ),
         read(
+            "/v1/topologies/{name}/dead-letters",
+            letters,
+            "A page of the dead letters of a topology's spouts",
+            schemas.DeadLettersDocument,
+            *letter_page,
+            errors=changing,
+        ),
+        change(
+            "/v1/topologies/{name}/dead-letters/replay",
+            lambda request, _: letters(request, replay=True),
+            "Emit a page of dead letters again",
+            schemas.DeadLettersDocument,
+            query=letter_page,
+        ),
+        read(
             "/v1/topologies/{name}/placement",
             lambda request: reader.placement(path_name(request), _task_of(request)),
             "Why each task is where it is",
             dict[str, Any],
         ),
-        change("/v1/topologies/{name}/{verb}", act, "Change a topology", schemas.ChangedDocument, 202),
+        change(
+            "/v1/topologies/{name}/{verb}",
+            act,
+            "Change a topology",
+            schemas.ChangedDocument,
+            202,
+            reduce(or_, dict.fromkeys(CHANGES.values())),
+        ),
         read(
             "/v1/blacklist",
             lambda _: {"hosts": sorted(nimbus.cluster.blacklist())},
@@ -148,6 +179,7 @@ def topology_operations(
             lambda _, document: blacklist(document),
             "Change the blacklist",
             schemas.BlacklistDocument,
+            body=BlacklistChange,
         ),
         read("/v1/cluster", lambda _: reader.cluster(), "Nimbuses and supervisors", schemas.ClusterDocument),
     ]

@@ -1,15 +1,17 @@
 """Duties of the leader: due transitions, healing when no sensor is armed, cleaning, reporting.
 
-Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves both
-healing and due transitions to them (``docs/decisions.md#healing-sensor``).
+Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves due transitions
+to them, and healing for as long as a run should take (``docs/decisions.md#healing-sensor``).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from storm_dagster.core.liveness.causes import Cause
@@ -24,6 +26,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import cleaner, healing, lifecycle
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.upgrade import advance_upgrades
+from storm_dagster.zk.gray_upgrades import upgrades_under_way
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +34,12 @@ _TICK_SECS = 1.0
 _DUE_GRACE_SECS = 10.0
 """Seconds without a sensor after which the leader does due transitions itself."""
 _REPORT_SECS = 10.0
+_POLL_SECS = 5.0
+"""Seconds between two polls while a sensor is armed."""
 
 
-class LeaderDuties:
-    """The duties of one nimbus, in one thread; it does nothing while this nimbus does not lead.
+class _Rounds(ABC):
+    """Rounds of duties in a thread of their own; none while this nimbus does not lead. Each duty fails alone.
 
     Everything that it remembers is forgotten when leadership changes: a new leader grants one full timeout
     from its own election, for it has not seen anything yet.
@@ -42,71 +47,87 @@ class LeaderDuties:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        conf = nimbus.conf
-        self._backstop_secs = float(conf["nimbus.monitor.backstop.secs"])
-        self._clean_secs = float(conf["nimbus.cleanup.inbox.freq.secs"])
+        self._backstop_secs = float(nimbus.conf["nimbus.monitor.backstop.secs"])
         self._boot_id = boot_id()
         self._epoch: int | None = None
-        self._forget(None)
+        self._healer_seen = 0.0
+        self._failures: dict[str, str] = {}
+        self._forget()
 
-    def _forget(self, epoch: int | None) -> None:
-        now = boot_clock()
-        self._epoch = epoch
-        self._healer_seen = now
-        self._armed = False
-        self._due = DueMemory()
-        self._healing = self._new_healing()
-        self._garbage: cleaner.CleanerMemory = {}
-        self._next_clean = now
-        self._next_report = now
-        self._nimbus.alarm = None
+    @abstractmethod
+    def _forget(self) -> None:
+        """Forget everything, as a leader that was just elected."""
 
-    def _new_healing(self) -> HealingState:
-        """State of a healer that begins now."""
-        now = boot_clock()
-        return HealingState(LivenessMemory(boot_id=self._boot_id, since=now), polled_at=now)
+    def _cut_off(self) -> None:  # noqa: B027 (most have nothing to note)
+        """Note that ZooKeeper could not be seen."""
+
+    @abstractmethod
+    def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
+        """What is done in each round, in this order."""
 
     def run(self, stop: threading.Event) -> None:
         """Run until ``stop``."""
         while not stop.wait(_TICK_SECS):
+            self._run_once()
+
+    def _run_once(self) -> None:
+        epoch = self._nimbus.status.epoch
+        if epoch is None:
+            self._cut_off()
+            return
+        if epoch != self._epoch:
+            self._epoch, self._healer_seen = epoch, boot_clock()
+            self._forget()
+        for duty in self._duties():
             try:
-                self.run_once()
-            except Unavailable as error:
-                _log.warning("the leader's duties wait: %s", error)
-                # What could not be seen for a while must not count as silence.
-                self._healing = replace(self._healing, liveness=self._new_healing().liveness)
+                duty(self._nimbus.operations(epoch))
             except Fenced as error:
                 _log.warning("the leader's duties end: %s", error)
                 self._nimbus.wake_election()
-            except StormDagsterError as error:
-                _log.error("a duty of the leader failed: %s", error)
-            except Exception:
-                _log.exception("a duty of the leader failed")
+                return
+            except Exception as error:
+                if isinstance(error, Unavailable):
+                    self._cut_off()
+                self._log_failure(duty.__name__, error)
+            else:
+                self._failures.pop(duty.__name__, None)
 
-    def run_once(self) -> None:
-        """One round; nothing when this nimbus does not lead."""
-        epoch = self._nimbus.status.epoch
-        if epoch is None:
-            return
-        if epoch != self._epoch:
-            self._forget(epoch)
+    def _log_failure(self, duty: str, error: Exception) -> None:
+        """Log a failure when it is a new one: the next round meets the same in a second."""
+        text = f"{type(error).__name__}: {error}"
+        if self._failures.get(duty) != text:
+            self._failures[duty] = text
+            known = isinstance(error, StormDagsterError)
+            _log.error("a duty of the leader (%s) failed: %s", duty.strip("_"), text, exc_info=not known)
+
+    def _sensor_absent(self) -> float:
+        """Seconds for which no sensor has been armed."""
         now = boot_clock()
         if self._nimbus.cluster.state.exists(paths.HEALER):
             self._healer_seen = now
-        absent = now - self._healer_seen
-        ctx = self._nimbus.operations(epoch)
-        if absent >= min(_DUE_GRACE_SECS, self._backstop_secs):
-            self._finish_due(ctx)
-        self._advance_upgrades(ctx)
-        self._heal(ctx, absent)
-        if now >= self._next_clean:
-            self._next_clean = now + self._clean_secs
-            self._clean(ctx)
-        if now >= self._next_report:
-            self._next_report = now + _REPORT_SECS
+        return now - self._healer_seen
+
+
+class LeaderDuties(_Rounds):
+    """Due transitions, upgrades, cleaning and reports."""
+
+    def _forget(self) -> None:
+        self._due = DueMemory()
+        self._garbage: cleaner.CleanerMemory = {}
+        self._upgrades: dict[str, float] = {}
+        self._next_clean = self._next_report = boot_clock()
+
+    def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
+        return self._finish_due, self._advance_upgrades, self._clean, self._report
+
+    def _report(self, ctx: OperationsContext) -> None:
+        if boot_clock() >= self._next_report:
+            self._next_report = boot_clock() + _REPORT_SECS
             self._nimbus.unreported.flush(ctx, self._nimbus.dagster)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
+        if self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs):
+            return
         result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=boot_clock())
         self._due = result.memory
         for done in result.done:
@@ -120,57 +141,17 @@ class LeaderDuties:
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
         """Upgrades end at once, also while a sensor is armed: what fails must not go on until its next tick."""
-        if not ctx.cluster.upgrades_under_way():
+        if not upgrades_under_way(self._nimbus.cached):
             return
-        for report in advance_upgrades(ctx):
+        for report in advance_upgrades(ctx, self._upgrades):
             text = f"gray upgrade of {report.topology_id} {report.outcome}: {report.reason}"
             _log.log(logging.WARNING if report.status == "ROLLBACK" else logging.INFO, "%s", text)
             self._nimbus.unreported.add(ctx, report.name, text)
 
-    def _heal(self, ctx: OperationsContext, absent: float) -> None:
-        """Reassign what is dead once the healing sensor has been away for the backstop time."""
-        if absent < self._backstop_secs:
-            if self._armed:
-                _log.info("a healing sensor is armed again, the leader leaves healing to it")
-                self._armed = False
-                self._nimbus.alarm = None
-            return
-        if not self._armed:
-            self._armed = True
-            # The judgment starts now: nothing was watched before.
-            self._healing = self._new_healing()
-            _log.warning("no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent)
-        now = boot_clock()
-        settings = HealingSettings(ctx.limits(), self._boot_id)
-        step = healing_step(ctx.cluster.load_view(), self._healing, now, settings)
-        alarm = step.memory.alarm
-        if alarm != self._healing.alarm:
-            self._nimbus.alarm = alarm
-            if alarm:
-                _log.error("%s", alarm)
-        self._healing = step.memory
-        if step.attempts:
-            causes = [attempt.cause for attempt in step.attempts]
-            self._report_reassignments(ctx, healing.reassign(ctx, causes), step.observation.causes)
-
-    def _report_reassignments(
-        self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]
-    ) -> None:
-        words = {cause.key: cause.describe() for cause in causes}
-        for report in reports:
-            why = "; ".join(words.get(key, key) for key in report.causes)
-            _log.warning("reassignment of %s: %s (%s)", report.topology_id, report.status, report.error or why)
-            if report.status == "assigned":
-                for asset in ("assignment", "published_assignment"):
-                    self._nimbus.unreported.add(
-                        ctx,
-                        report.name,
-                        f"{report.moved} tasks of {report.topology_id} reassigned by the leader because no "
-                        f"healing sensor was armed: {why}",
-                        ("storm", asset),
-                    )
-
     def _clean(self, ctx: OperationsContext) -> None:
+        if boot_clock() < self._next_clean:
+            return
+        self._next_clean = boot_clock() + float(self._nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
         report, self._garbage = cleaner.clean(ctx, self._garbage, boot_now=boot_clock())
         if report.nodes or report.blobs or report.tokens:
             _log.info(
@@ -184,3 +165,67 @@ class LeaderDuties:
         if report.waiting:
             # Garbage must be seen twice: clean again once its grace has passed.
             self._next_clean = min(self._next_clean, boot_clock() + 61.0)
+
+
+class LeaderHealing(_Rounds):
+    """Reassignment of what is dead: at once while no sensor is armed, else what no run healed for the backstop time.
+
+    It has a thread of its own, so that no slow duty delays it. A cause is judged again, by ZooKeeper itself, when it is
+    acted on, and one that a run heals at the same time is void: nothing moves twice.
+    """
+
+    def _forget(self) -> None:
+        # Known and cut off: who lost the former leader may be about to reconnect as well.
+        self._healing = HealingState(LivenessMemory(boot_id=self._boot_id))
+        self._alone = False
+        self._next_poll = 0.0
+        self._nimbus.alarm = None
+
+    def _cut_off(self) -> None:
+        # What could not be seen for a while must not count as silence.
+        self._healing = replace(self._healing, polled_at=UNSET)
+
+    def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
+        return (self._heal,)
+
+    def _heal(self, ctx: OperationsContext) -> None:
+        now, absent = boot_clock(), self._sensor_absent()
+        alone = absent >= self._backstop_secs
+        if alone and not self._alone:
+            _log.warning("no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent)
+        elif self._alone and not alone:
+            _log.info("a healing sensor is armed again, the leader leaves healing to it")
+        self._alone = alone
+        if not alone and now < self._next_poll:
+            return
+        self._next_poll = now + min(_POLL_SECS, self._backstop_secs / 4)
+        view = ctx.cluster.load_view() if alone else self._nimbus.shown_view()
+        patience = 0.0 if alone else self._backstop_secs
+        settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=patience)
+        step = healing_step(view, self._healing, now, settings)
+        alarm = step.memory.alarm
+        if alarm != self._nimbus.alarm:
+            self._nimbus.alarm = alarm
+            if alarm:
+                _log.error("%s", alarm)
+        self._healing = step.memory
+        if step.attempts:
+            causes = [attempt.cause for attempt in step.attempts]
+            self._report_reassignments(ctx, healing.reassign(ctx, causes), step.observation.causes)
+
+    def _report_reassignments(
+        self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]
+    ) -> None:
+        reason = "no healing sensor was armed" if self._alone else f"no run did it for {self._backstop_secs:g} s"
+        words = {cause.key: cause.describe() for cause in causes}
+        for report in reports:
+            why = "; ".join(words.get(key, key) for key in report.causes)
+            _log.warning("reassignment of %s: %s (%s)", report.topology_id, report.status, report.error or why)
+            if report.status == "assigned":
+                for asset in ("assignment", "published_assignment"):
+                    self._nimbus.unreported.add(
+                        ctx,
+                        report.name,
+                        f"{report.moved} tasks of {report.topology_id} reassigned by the leader because {reason}: {why}",
+                        ("storm", asset),
+                    )

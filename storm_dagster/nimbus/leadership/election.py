@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import httpx
+
 from storm_dagster.core.leader_priority import leader_decision
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.member import Nimbus
 
@@ -19,6 +22,9 @@ CHECK_SECS = 5.0
 """A follower polls for a leader this often, besides being woken by its watch."""
 _FIRST_BACK_OFF_SECS = 1.0
 _LONGEST_BACK_OFF_SECS = 60.0
+_ANSWER_SECS = 3.0
+_UNANSWERED = 3
+"""So many checks of its own address must fail in a row: a busy machine is no reason to resign."""
 
 
 class Election:
@@ -36,6 +42,8 @@ class Election:
         self._wake = threading.Event()
         self._vacant_since: float | None = None
         self._failures = 0
+        self._unanswered = 0
+        self._http = httpx.Client(timeout=_ANSWER_SECS, **Security.of(nimbus.conf).client_options())
         self._not_before = 0.0
         self._logged: str | None = None
         self._registered: tuple[int, Mapping[str, Any]] | None = None
@@ -148,7 +156,8 @@ class Election:
         me, status = self._nimbus.identity, self._nimbus.status
         self._vacant_since = None
         if status.known.epoch == epoch:
-            return CHECK_SECS
+            deaf = self._deaf()
+            return CHECK_SECS if deaf is None else self._give_up("nobody can reach it", deaf)
         try:
             self._initialize(epoch)
         except Exception as error:
@@ -160,6 +169,20 @@ class Election:
         self._logged = None
         _log.info("nimbus %s leads in epoch %d", me.address, epoch)
         return CHECK_SECS
+
+    def _deaf(self) -> Unavailable | None:
+        """Why clients do not reach this leader under the address that it announces, when another nimbus could lead."""
+        url = f"{self._nimbus.identity.http}/healthz"
+        try:
+            self._http.get(url)
+        except httpx.HTTPError as error:
+            self._unanswered += 1
+            if self._unanswered >= _UNANSWERED and self._nimbus.leadership.followers():
+                self._unanswered = 0
+                return Unavailable(f"{url} does not answer ({type(error).__name__}): see storm.local.hostname")
+        else:
+            self._unanswered = 0
+        return None
 
     def _follow(self, leader: str | None) -> None:
         me, status = self._nimbus.identity, self._nimbus.status
@@ -203,3 +226,4 @@ class Election:
     def close(self) -> None:
         """Stop listening to the connection."""
         self._nimbus.cluster.state.remove_listener(self._on_connection)
+        self._http.close()

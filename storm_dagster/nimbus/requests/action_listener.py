@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.actions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
 from storm_dagster.operations.context import OperationsContext
@@ -80,10 +81,8 @@ class _Caller:
 class ActionNotifier:
     """Notifies the configured listener. :meth:`run` blocks in a thread of the daemon; without a listener it ends."""
 
-    def __init__(self, nimbus: Nimbus, *, late_secs: float = _LATE_SECS, most_waiting: int = _MOST_WAITING) -> None:
+    def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._late = late_secs
-        self._most = most_waiting
         self._caller = _Caller()
         self._listener: Any = None
         self._epoch: int | None = None
@@ -127,7 +126,7 @@ class ActionNotifier:
 
     def _trim(self, ctx: OperationsContext, waiting: list[PendingAction]) -> list[PendingAction]:
         """The newest of them; the others are dropped, because nodes must not grow without bound."""
-        late = waiting[: max(0, len(waiting) - self._most)]
+        late = waiting[: max(0, len(waiting) - _MOST_WAITING)]
         for action in late:
             _log.error("the listener is not notified of %s of %s: too many wait", action.action, action.topology_id)
             forget_action(ctx, action)
@@ -137,15 +136,15 @@ class ActionNotifier:
         if self._listener is None or not action.action:
             return
         what = f"{action.action} of {action.topology_id}"
-        listener = self._listener
-        if not self._caller.call(what, lambda: listener.notify(action.topology_id, action.action), self._late):
-            _log.warning("the action listener has not come back from %s for %g s: others wait", what, self._late)
+        listener, name = self._listener, topology_name_of(action.topology_id)
+        if not self._caller.call(what, lambda: listener.notify(name, action.action), _LATE_SECS):
+            _log.warning("the action listener has not come back from %s for %g s: others wait", what, _LATE_SECS)
 
     def _begin(self) -> None:
         prepare = getattr(self._listener, "prepare", None)
         if callable(prepare):
             conf: Mapping[str, Any] = dict(self._nimbus.conf.values)
-            self._caller.call("prepare", lambda: prepare(conf), self._late)
+            self._caller.call("prepare", lambda: prepare(conf), _LATE_SECS)
 
     def _end(self) -> None:
         cleanup = getattr(self._listener, "cleanup", None)

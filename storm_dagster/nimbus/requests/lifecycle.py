@@ -13,10 +13,11 @@ from typing import Any
 
 from storm_dagster.core.transitions import Event, apply_event
 from storm_dagster.core.upgrade.machine import check_ending
-from storm_dagster.core.upgrade.selection import Selection, parse_workers
+from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.dagster_names import REBALANCE_JOB
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.bodies import CHANGES, check_body
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
@@ -27,21 +28,8 @@ from storm_dagster.operations.upgrade import UpgradeResult, check_request
 
 _log = logging.getLogger(__name__)
 
-_FIELDS: Mapping[str, frozenset[str]] = {
-    "activate": frozenset(),
-    "deactivate": frozenset(),
-    "kill": frozenset({"wait_secs"}),
-    "rebalance": frozenset({"wait_secs", "workers", "executors", "reassign"}),
-    "restart": frozenset(),
-    "update": frozenset({"handle", "token", "allow_degraded"}),
-    "gray-upgrade": frozenset({"handle", "token", "allow_degraded", "number", "component", "workers"}),
-    "complete-upgrade": frozenset(),
-    "rollback": frozenset(),
-}
-VERBS = tuple(_FIELDS)
 _EVENTS: tuple[Event, ...] = ("activate", "deactivate", "kill", "rebalance")
 """Verbs that the topology's status allows or forbids under their own name."""
-_LONGEST_WAIT_SECS = 10 * 366 * 86400
 
 
 class LifecycleRequests:
@@ -58,13 +46,10 @@ class LifecycleRequests:
         unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
         is changed: the response describes the change, for a rebalance with the plan.
         """
-        if verb not in VERBS:
-            raise InvalidRequest(f"{verb!r:.40} is not a change of a topology: use {', '.join(VERBS)}")
-        document = dict(document)
-        dry_run = document.pop("dry_run", False)
-        if not isinstance(dry_run, bool):
-            raise InvalidRequest("'dry_run' must be true or false")
-        fields = _check_fields(verb, document)
+        if verb not in CHANGES:
+            raise InvalidRequest(f"{verb!r:.40} is not a change of a topology: use {', '.join(CHANGES)}")
+        body = check_body(CHANGES[verb], document, verb)
+        fields = body.fields()
         epoch = self._nimbus.status.require()
         view = self._nimbus.cluster.load_view()
         topology = topology_by_name(view, name)
@@ -84,7 +69,7 @@ class LifecycleRequests:
                 answer["conf"] = update_differences(self._nimbus.operations(epoch), topology, handle)
         elif verb in ("complete-upgrade", "rollback"):
             check_ending(topology.base, back=verb == "rollback")
-        if dry_run:
+        if body.dry_run:
             plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
         try:
@@ -165,36 +150,3 @@ class LifecycleRequests:
             "rollback": lifecycle.roll_back,
         }
         return by_hand.get(verb)
-
-
-def _check_fields(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the request, those that are null left out; :class:`InvalidRequest` for anything wrong."""
-    unknown = sorted(set(document) - _FIELDS[verb])
-    if unknown:
-        known = ", ".join(sorted(_FIELDS[verb])) or "no fields"
-        raise InvalidRequest(f"{verb} has no field {unknown[0]!r:.40}: it has {known}")
-    fields = {key: value for key, value in document.items() if value is not None}
-    _check_int(fields, "wait_secs", 0, _LONGEST_WAIT_SECS)
-    if verb == "gray-upgrade":
-        fields["workers"] = list(parse_workers(fields.get("workers", ())))
-        _check_int(fields, "number", 0, 100_000)
-    else:
-        _check_int(fields, "workers", 1, 100_000)
-    for key in ("handle", "token", "component"):
-        if not isinstance(fields.get(key, ""), str):
-            raise InvalidRequest(f"{key!r} must be text")
-    for key in ("allow_degraded", "reassign"):
-        if not isinstance(fields.get(key, False), bool):
-            raise InvalidRequest(f"{key!r} must be true or false")
-    executors = fields.get("executors", {})
-    if not isinstance(executors, dict):
-        raise InvalidRequest("'executors' must map component ids to numbers, such as {\"count\": 4}")
-    for component in executors:
-        _check_int(executors, component, 0, 10_000_000)
-    return fields
-
-
-def _check_int(fields: Mapping[str, Any], key: str, low: int, high: int) -> None:
-    value = fields.get(key, low)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequest(f"{key!r:.80} must be a whole number from {low} to {high}, got {value!r:.40}")

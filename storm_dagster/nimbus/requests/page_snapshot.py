@@ -14,13 +14,7 @@ from typing import Any, Literal
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.records import SupervisorInfo, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.nimbus.requests.window_stats import (
-    WINDOWS,
-    WindowStats,
-    is_system_name,
-    merge,
-    task_windows,
-)
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, WindowStats, is_system_name, merge, task_windows
 
 _CAPACITY_WINDOW = "600"
 
@@ -189,6 +183,30 @@ class SupervisorSnapshot:
     used_memory_mb: float = 0.0
     used_cpu: float = 0.0
     workers: tuple[WorkerSnapshot, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class TopologySize:
+    """What a topology has and was given, which needs no statistics."""
+
+    tasks: int
+    executors: int
+    workers: int
+    memory_mb: float
+    cpu: float
+
+    @staticmethod
+    def of(*topologies: TopologyView) -> TopologySize:
+        """The size of all of them together."""
+        tables = [(one.tasks, one.base.executors) for one in topologies if one.tasks is not None]
+        workers = [worker for one in topologies if one.assignment for worker in one.assignment.workers]
+        return TopologySize(
+            tasks=sum(len(part.ids) for table, _ in tables for part in table.components.values()),
+            executors=sum(len(each) for found in tables for each in executors_of(*found).values()),
+            workers=len(workers),
+            memory_mb=sum(worker.memory_bytes for worker in workers) / 2**20,
+            cpu=float(sum(worker.cpu for worker in workers)),
+        )
 
 
 def snapshot_topology(

@@ -12,22 +12,25 @@ from typing import Any
 
 import httpx
 
+from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model import paths
+from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
+from storm_dagster.model.masking import public_conf
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.keyed_state import read_state
 from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
+from storm_dagster.nimbus.requests.task_pages import dead_letters, read_state
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.live.worker_requests import ask_topology_master
 from storm_dagster.operations.read import status
-from storm_dagster.operations.read.explaining import explain_document, problems
+from storm_dagster.operations.read.explaining import explain_document, local_state_problems, problems
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +140,10 @@ class ClusterReader:
         return {
             **document,
             "back_pressure": snapshot.back_pressure,
-            "problems": self._problems(view, topology, document),
+            "problems": [
+                *self._problems(view, topology, document),
+                *local_state_problems(topology, self._nimbus.cluster.read_state_home(topology.id)),
+            ],
             **self._upgrade_of(topology),
         }
 
@@ -146,13 +152,17 @@ class ClusterReader:
         topology = topology_by_name(self.view(), name)
         return read_state(topology, component, self.security, key=key, limit=limit, after=after)
 
+    def dead_letters(self, name: str, replay: bool = False, **asked: str | None) -> dict[str, Any]:
+        """``dead-letters --json``: a page of dead letters, which are emitted again with ``replay``."""
+        return dead_letters(topology_by_name(self.view(), name), self.security, replay=replay, **asked)
+
     def _problems(self, view: ClusterView, topology: TopologyView, document: Mapping[str, Any]) -> list[str]:
         """Why tasks do not run, with the remedy; asked only when some do not."""
         down = [row["id"] for row in document["tasks"] if row["status"] in ("dead", "unassigned")]
         if not down or topology.base.status == "KILLED":
             return []
         try:
-            return problems(view, topology, self.runnable(topology.code_dir), down)
+            return problems(view, topology, self.runnable(topology.id), down)
         except StormDagsterError as error:
             return [f"{len(down)} tasks do not run, and the reason is not known: {error.message}"]
 
@@ -205,19 +215,27 @@ class ClusterReader:
             found.append(snapshot_topology(one, report, now_secs=now_secs))
         return found
 
-    def runnable(self, topology_id: str) -> Runnable:
-        """Normalized topology and total conf of a running topology, read from its blobs."""
-        return load_runnable(self._reading_context(), topology_id)
+    def runnable(self, name: str) -> Runnable:
+        """Normalized topology and total conf of a running topology (by name or id), read from its blobs."""
+        return load_runnable(self._reading_context(), topology_by_name(self.view(), name))
+
+    def shown_conf(self, topology_id: str) -> dict[str, Any]:
+        """Total conf of a running topology without secrets; a limited user sees the topology's part of it."""
+        conf = public_conf(self.runnable(topology_id).conf)
+        if LIMITED_USER.get() is None:
+            return conf
+        return {key: value for key, value in conf.items() if key.startswith("topology.") or key not in CONF_KEYS}
 
     def replication(self, topology_ids: Iterable[str]) -> dict[str, int]:
-        """Topology id -> how many nimbuses hold the newest code of it; at most 2 s old."""
-        ids = list(topology_ids)
+        """Topology id -> how many nimbuses hold the code that it runs; at most 2 s old."""
+        topologies = self.view().topologies
+        keys = {each: jar_key(topologies[each].code_dir) for each in topology_ids if each in topologies}
         read_at, known = self._copies
-        if time.monotonic() - read_at < _COPIES_SECS and known.keys() >= set(ids):
-            return {topology_id: known[topology_id] for topology_id in ids}
+        if time.monotonic() - read_at < _COPIES_SECS and known.keys() >= keys.keys():
+            return {topology_id: known[topology_id] for topology_id in keys}
         registry = BlobRegistry(self._nimbus.cluster, self._nimbus.identity.address)
-        found = registry.read(jar_key(topology_id) for topology_id in ids)
-        held = {topology_id: len(found[jar_key(topology_id)].newest_holders()) for topology_id in ids}
+        found = registry.read(keys.values())
+        held = {topology_id: len(found[key].newest_holders()) for topology_id, key in keys.items()}
         self._copies = (time.monotonic(), held)
         return held
 

@@ -11,13 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    Conflict,
-    InvalidRequest,
-    Misconfigured,
-    Unavailable,
-)
+from storm_dagster.model.errors import AlreadyAlive, Conflict, InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.nimbus.dagster.client import FINISHED
 from storm_dagster.nimbus.member import Nimbus

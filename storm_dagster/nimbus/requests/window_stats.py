@@ -8,18 +8,12 @@ by what it emitted on each stream.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from storm_dagster.model.latency import (
-    Buckets,
-    Latencies,
-    merge_latencies,
-    percentiles,
-    read_latencies,
-    sum_buckets,
-)
+from storm_dagster.model.latency import Buckets, Latencies, merge_latencies, percentiles, read_latencies, sum_buckets
 
 _COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 ALL_TIME = ":all-time"
@@ -82,8 +76,7 @@ class WindowStats:
 
     def buckets(self, kind: str) -> Buckets:
         """The latency of that kind over all streams but those of the system."""
-        by_key = self.latencies.get(kind, {})
-        return sum_buckets(part for key, part in by_key.items() if not is_system_name(split_input(key)[1]))
+        return sum_buckets(_of_users(self.latencies.get(kind, {})).values())
 
     def percentiles(self) -> dict[str, dict[str, float]]:
         """Kind of latency -> p50, p95 and p99 over all streams; without the kinds of which there is no sample."""
@@ -94,20 +87,34 @@ class WindowStats:
         every = {kind: percentiles(by_key.get(key, {})) for kind, by_key in sorted(self.latencies.items())}
         return {kind: found for kind, found in every.items() if found}
 
+    def shown(self, include_sys: bool) -> WindowStats:
+        """The numbers without the streams of the system, unless with ``include_sys``."""
+        if include_sys:
+            return self
+        return replace(self, **{one.name: _of_users(getattr(self, one.name)) for one in fields(Totals)})
+
+    @property
+    def outputs(self) -> list[str]:
+        """Output streams on which something was sent."""
+        return sorted({*self.emitted, *self.transferred})
+
+    @property
+    def inputs(self) -> list[str]:
+        """Inputs ``component:stream`` of which a bolt executed something."""
+        return sorted(self.executed)
+
+    def of(self, key: str) -> Totals:
+        """The statistics of one stream."""
+        return Totals(**{one.name: getattr(self, one.name).get(key, one.default) for one in fields(Totals)})
+
     def totals(self, *, include_sys: bool = False) -> Totals:
         """The sum over streams; those of the system only with ``include_sys``."""
-
-        def shown(counts: Counts) -> dict[str, int]:
-            if include_sys:
-                return dict(counts)
-            return {key: number for key, number in counts.items() if not is_system_name(split_input(key)[1])}
-
-        counts = {name: shown(getattr(self, name)) for name in _COUNTED}
+        part = self.shown(include_sys)
         return Totals(
-            **{name: sum(by_key.values()) for name, by_key in counts.items()},
-            execute_ms=_mean(self.execute_ms, counts["executed"]),
-            process_ms=_mean(self.process_ms, counts["executed"]),
-            complete_ms=_mean(self.complete_ms, counts["acked"]),
+            **{name: sum(getattr(part, name).values()) for name in _COUNTED},
+            execute_ms=_mean(part.execute_ms, part.executed),
+            process_ms=_mean(part.process_ms, part.executed),
+            complete_ms=_mean(part.complete_ms, part.acked),
         )
 
 
@@ -167,6 +174,10 @@ def merge(parts: Iterable[WindowStats]) -> WindowStats:
     )
 
 
+def _of_users(by_key: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in by_key.items() if not is_system_name(split_input(key)[1])}
+
+
 def _share(total: int, weights: Counts) -> dict[str, int]:
     """``total`` in whole numbers by weight; the sum is exact (the rest goes to the last key)."""
     whole = sum(weights.values())
@@ -194,11 +205,10 @@ def _mean(means: Means, counts: Counts) -> float:
 
 
 def _sum(parts: Iterable[Counts]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for counts in parts:
-        for key, number in counts.items():
-            total[key] = total.get(key, 0) + number
-    return total
+        total.update(counts)
+    return dict(total)
 
 
 def _weighted(parts: Iterable[tuple[Means, Counts]]) -> dict[str, float]:

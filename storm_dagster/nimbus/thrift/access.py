@@ -8,20 +8,22 @@ names its user.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.core.authorization import Caller, Operation, authorize, is_admin
+from storm_dagster.core.authorization import LIMITED_USER, Caller, Operation, authorize, is_admin
 from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
 from storm_dagster.model.security import Security
+from storm_dagster.nimbus.thrift.structures import changes_a_topology
 
 _audit = logging.getLogger("storm_dagster.audit")
 
 _LIST = frozenset(
     {"getLeader", "getClusterInfo", "getTopologySummaries", "isTopologyNameAllowed", "getTopologyHistory"}
 )
-_SUBMIT = frozenset({"submitTopology", "submitTopologyWithOpts", "beginFileUpload", "uploadChunk", "finishFileUpload"})
+_SUBMISSIONS = frozenset({"submitTopology", "submitTopologyWithOpts"})
+_SUBMIT = _SUBMISSIONS | {"beginFileUpload", "uploadChunk", "finishFileUpload"}
 # Methods whose first argument names a topology.
 _TOPOLOGY = frozenset(
     {
@@ -43,8 +45,13 @@ class ThriftPeer:
     """Common name of its certificate."""
 
 
-def operation_of(method: str) -> Operation:
-    """The operation of a method; unknown methods are for administrators."""
+def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
+    """The operation of a call; unknown methods are for administrators.
+
+    Conf keys turn a submission into a change of the topology that runs under its name.
+    """
+    if method in _SUBMISSIONS and len(arguments) > 2 and changes_a_topology(arguments[2]):
+        return "topology"
     if method in _LIST:
         return "list"
     if method in _SUBMIT:
@@ -67,20 +74,21 @@ class Access:
         self._topology_conf = topology_conf
         self._groups = groups
 
-    def check(self, peer: ThriftPeer, method: str, first: object) -> None:
-        """Return when the peer may call; ``first`` is the call's first argument.
+    def check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
+        """Return when the peer may call.
 
         Raises :class:`NotAuthenticated` and :class:`NotAuthorized`, which the audit log keeps.
         """
+        LIMITED_USER.set(None)
         if not self._security.configured:
             return
         try:
-            self._check(peer, method, first)
+            self._check(peer, method, arguments)
         except StormDagsterError as error:
             _audit.warning("refused %s of %s: %s", method, peer.user or peer.host, error.message)
             raise
 
-    def _check(self, peer: ThriftPeer, method: str, first: object) -> None:
+    def _check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
         if peer.user is None:
             raise NotAuthenticated(
                 "this cluster asks who you are, and Thrift's calls carry no secret: set storm.tls.* and show a client "
@@ -89,6 +97,8 @@ class Access:
         caller = Caller(peer.user, host=peer.host, groups=self._groups(peer.user))
         if is_admin(caller, self._conf):
             return
-        operation = operation_of(method)
+        LIMITED_USER.set(caller.name)
+        operation = operation_of(method, arguments)
+        first = arguments[0] if arguments else None
         named = operation == "topology" and isinstance(first, str)
         authorize(caller, operation, self._conf, self._topology_conf(str(first)) if named else None)

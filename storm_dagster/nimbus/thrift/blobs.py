@@ -28,11 +28,7 @@ class Blobs:
         self._nimbus = nimbus
         self._summaries = summaries
         self._downloads = downloads
-        self._uploads = UploadSessions(nimbus, expiry_secs=expiry_secs, what="blob upload")
-
-    def advance(self, now: float) -> None:
-        """Expire idle uploads; called by the upkeep thread."""
-        self._uploads.advance(now)
+        self.uploads = UploadSessions(nimbus, expiry_secs=expiry_secs, what="blob upload")
 
     def begin_create(self, key: str | None, meta: Any) -> str:
         """A session that creates ``key``; :class:`KeyExists` when it is there."""
@@ -40,25 +36,13 @@ class Blobs:
         _check_acl(meta)
         if self._nimbus.blobs.exists(checked):
             raise KeyExists(f"blob {checked!r} exists already: update it, or choose another key")
-        return self._uploads.begin(checked)
+        return self.uploads.begin(checked)
 
     def begin_update(self, key: str | None) -> str:
         """A session that replaces ``key``; readers see the old content until it is finished."""
         checked = self._writable(key)
         self._nimbus.blobs.meta(checked)
-        return self._uploads.begin(checked)
-
-    def append(self, session: str | None, chunk: bytes | None) -> None:
-        """A chunk of an upload."""
-        self._uploads.append(session, chunk)
-
-    def finish(self, session: str | None) -> None:
-        """Make an upload the content of its key."""
-        self._uploads.finish(session)
-
-    def cancel(self, session: str | None) -> None:
-        """Drop an upload; the blob stays as it was."""
-        self._uploads.cancel(session)
+        return self.uploads.begin(checked)
 
     def meta(self, key: str | None) -> Any:
         """A ReadableBlobMeta. Everybody may do everything: there are no users."""

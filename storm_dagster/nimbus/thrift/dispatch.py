@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thriftpy2.thrift import TApplicationException
@@ -16,6 +16,19 @@ from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
 from storm_dagster.nimbus.thrift.idl import decoder, encode_failure, encode_reply, load_idl
 
 _log = logging.getLogger(__name__)
+_audit = logging.getLogger("storm_dagster.audit")
+_NO_CHANGE = (
+    "get",
+    "is",
+    "list",
+    "download",
+    "beginBlobDownload",
+    "beginFile",
+    "finishFile",
+    "uploadChunk",
+    "uploadBlob",
+)
+"""First words of methods that change nothing; a file does not before its submission."""
 _ONEWAY = 4
 _LARGE_VALUES = 20_000
 _MOST_LARGE = 4
@@ -26,14 +39,14 @@ class Dispatcher:
     """Calls the methods of ``handler`` by the names of the service; safe for many threads.
 
     A handler's method takes the call's arguments in their order. ``refused`` maps names of Storm's methods that
-    nobody serves to the reason why. ``check(peer, method, first argument)`` raises for who may not call.
+    nobody serves to the reason why. ``check(peer, method, arguments)`` raises for who may not call.
     """
 
     def __init__(
         self,
         handler: object,
         refused: Mapping[str, str],
-        check: Callable[[ThriftPeer, str, object], None] = lambda peer, method, first: None,
+        check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda peer, method, arguments: None,
     ) -> None:
         self._handler = handler
         self._check = check
@@ -83,8 +96,11 @@ class Dispatcher:
         result = result_type()
         try:
             given = [getattr(args, part) for part in order]
-            self._check(peer, name, given[0] if given else None)
+            self._check(peer, name, given)
             value = call(*given)
+            if not name.startswith(_NO_CHANGE):
+                about = given[0] if given and isinstance(given[0], str) else ""
+                _audit.info("user %r at %s: %s %r: done", peer.user or "anyone", peer.host, name, about[:200])
             if hasattr(result, "success"):
                 result.success = value
             return encode_reply(name, seqid, result)

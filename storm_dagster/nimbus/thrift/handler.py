@@ -9,15 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.model.errors import (
-    InvalidRequest,
-    InvalidTopology,
-    NotAlive,
-    StormDagsterError,
-    error_from_document,
-)
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
+from storm_dagster.model.masking import public_conf
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.member import Nimbus
@@ -29,9 +23,9 @@ from storm_dagster.nimbus.thrift.errors import RefusedCall
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
+from storm_dagster.nimbus.thrift.structures import topology_struct
 from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, Late, TopologySubmission, within
 from storm_dagster.nimbus.thrift.summaries import Summaries
-from storm_dagster.nimbus.thrift.to_storm import topology_struct
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
@@ -53,34 +47,6 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 _MARGIN_SECS = 1.0
 _POLL_SECS = 0.1
 _WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
-
-
-class WorkerLogLevels:
-    """Log levels of workers as ``LogConfig`` structures."""
-
-    def __init__(self, levels: WorkerLevels) -> None:
-        self._levels = levels
-
-    def change(self, topology: TopologyView, config: Any) -> None:
-        """Change levels in every worker of the topology; :class:`InvalidRequest` for a level that is none."""
-        entries = (config.named_logger_level if config is not None else None) or {}
-        changes = {name: change for name, entry in entries.items() if (change := _change(name, entry)) is not None}
-        self._levels.change(topology, changes)
-
-    def config(self, topology: TopologyView) -> Any:
-        """A LogConfig: what is changed in any worker that answers."""
-        idl = load_idl()
-        found: dict[str, Any] = {}
-        for name, change in self._levels.current(topology).items():
-            secs = int(change.get("secs") or 0)
-            found[name] = idl.LogLevel(
-                action=idl.LogLevelAction.UNCHANGED,
-                target_log_level=change.get("level"),
-                reset_log_level_timeout_secs=secs,
-                reset_log_level_timeout_epoch=int(time.time()) + secs if secs else None,
-                reset_log_level=change.get("reset"),
-            )
-        return idl.LogConfig(named_logger_level=found)
 
 
 def _change(name: str, entry: Any) -> LevelChange | None:
@@ -105,19 +71,22 @@ class NimbusHandler:
         self._lifecycle = LifecycleRequests(nimbus)
         self._submission = TopologySubmission(nimbus, pending, self._lifecycle)
         self._summaries = Summaries(nimbus, reader)
-        self._levels = WorkerLogLevels(WorkerLevels(nimbus))
+        self._levels = WorkerLevels(nimbus)
         self._pages = Pages(reader, self._summaries)
         expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
         self._archives = UploadSessions(nimbus, expiry_secs=expiry, what="file upload")
         self._downloads = Downloads(nimbus, expiry_secs=expiry)
         self._blobs = Blobs(nimbus, self._summaries, self._downloads, expiry_secs=expiry)
+        self.getClusterInfo = self._summaries.cluster
+        self.getLeader = self._summaries.leader
+        self.getSupervisorPageInfo = self._pages.supervisor_page
         self._name_blob_methods()
 
     def advance(self, now: float) -> None:
         """Expire idle transfers; called by the upkeep thread."""
         self._archives.advance(now)
         self._downloads.advance(now)
-        self._blobs.advance(now)
+        self._blobs.uploads.advance(now)
 
     def close(self) -> None:
         """Close what downloads hold open."""
@@ -127,9 +96,9 @@ class NimbusHandler:
         blobs, archives, downloads = self._blobs, self._archives, self._downloads
         self.beginCreateBlob = blobs.begin_create
         self.beginUpdateBlob = blobs.begin_update
-        self.uploadBlobChunk = blobs.append
-        self.finishBlobUpload = blobs.finish
-        self.cancelBlobUpload = blobs.cancel
+        self.uploadBlobChunk = blobs.uploads.append
+        self.finishBlobUpload = blobs.uploads.finish
+        self.cancelBlobUpload = blobs.uploads.cancel
         self.getBlobMeta = blobs.meta
         self.setBlobMeta = blobs.set_meta
         self.beginBlobDownload = blobs.begin_download
@@ -244,10 +213,6 @@ class NimbusHandler:
         """The cluster's conf as JSON, without secrets."""
         return json.dumps(public_conf(self._nimbus.conf.values), default=str)
 
-    def getClusterInfo(self) -> Any:
-        """Supervisors, topologies, nimbuses."""
-        return self._summaries.cluster()
-
     def getTopologySummaries(self) -> list[Any]:
         """Every topology."""
         return self._summaries.topologies(self._reader.view())
@@ -259,10 +224,6 @@ class NimbusHandler:
     def getTopologySummaryByName(self, name: str | None) -> Any:
         """One topology, by name."""
         return self._summaries.topology(self._by_name(name))
-
-    def getLeader(self) -> Any:
-        """The leader; the same from every nimbus."""
-        return self._summaries.leader()
 
     def isTopologyNameAllowed(self, name: str | None) -> bool:
         """Whether the name is free; :class:`RefusedCall` for an invalid one."""
@@ -286,10 +247,6 @@ class NimbusHandler:
     def getTopologyPageInfo(self, topology_id: str | None, window: str | None, include_sys: bool | None) -> Any:
         """Contents of a topology's page."""
         return self._pages.topology_page(self._by_id(topology_id), window, bool(include_sys))
-
-    def getSupervisorPageInfo(self, supervisor_id: str | None, host: str | None, include_sys: bool | None) -> Any:
-        """Contents of the page of a supervisor, or of the supervisors of a host."""
-        return self._pages.supervisor_page(supervisor_id, host, bool(include_sys))
 
     def getComponentPageInfo(
         self, topology_id: str | None, component_id: str | None, window: str | None, include_sys: bool | None
@@ -319,12 +276,26 @@ class NimbusHandler:
     # -- running workers -----------------------------------------------------------------------------------
 
     def setLogConfig(self, name: str | None, config: Any) -> None:
-        """Change levels of loggers in the workers of a topology, by id or name."""
-        self._levels.change(topology_by_name(self._reader.view(), _text(name)), config)
+        """Change levels of loggers in the workers of a topology, by id or name; :class:`InvalidRequest` for a level that
+        is none."""
+        entries = (config.named_logger_level if config is not None else None) or {}
+        changes = {each: change for each, entry in entries.items() if (change := _change(each, entry)) is not None}
+        self._levels.change(topology_by_name(self._reader.view(), _text(name)), changes)
 
     def getLogConfig(self, name: str | None) -> Any:
-        """The changed levels, and for how long."""
-        return self._levels.config(topology_by_name(self._reader.view(), _text(name)))
+        """A LogConfig: what is changed in any worker that answers, and for how long."""
+        idl = load_idl()
+        found: dict[str, Any] = {}
+        for logger, change in self._levels.current(topology_by_name(self._reader.view(), _text(name))).items():
+            secs = int(change.get("secs") or 0)
+            found[logger] = idl.LogLevel(
+                action=idl.LogLevelAction.UNCHANGED,
+                target_log_level=change.get("level"),
+                reset_log_level_timeout_secs=secs,
+                reset_log_level_timeout_epoch=int(time.time()) + secs if secs else None,
+                reset_log_level=change.get("reset"),
+            )
+        return idl.LogConfig(named_logger_level=found)
 
     def getComponentPendingProfileActions(
         self, topology_id: str | None, component_id: str | None, action: int | None

@@ -9,27 +9,21 @@ from typing import Any, Literal
 
 from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import TaskError
-from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.requests.page_snapshot import (
     ComponentSnapshot,
     ExecutorSnapshot,
+    TopologySize,
     TopologySnapshot,
     supervisors_of,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import (
-    WINDOWS,
-    Totals,
-    WindowStats,
-    check_window,
-    is_system_name,
-    split_input,
-)
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, check_window, split_input
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, resources, worker_summary
 
 _ALL_ERRORS, _NO_ERRORS, _ONE_ERROR = 0, 1, 2
+_COUNTS = ("emitted", "transferred", "acked", "failed")
 
 
 class Pages:
@@ -60,7 +54,7 @@ class Pages:
             storm_version=STORM_VERSION,
             sched_status=self._summaries.sched_status(topology),
             replication_count=self._summaries.topology(topology).replication_count,
-            **resources(topology),
+            **resources(TopologySize.of(topology)),
         )
 
     def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool) -> Any:
@@ -93,7 +87,7 @@ class Pages:
             workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],
             storm_version=STORM_VERSION,
             topology_version=summary.topology_version,
-            **resources(topology),
+            **resources(TopologySize.of(topology)),
         )
 
     def component_page(
@@ -108,7 +102,7 @@ class Pages:
                 f"topology {snapshot.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(snapshot.components))}"
             )
         window = check_window(window)
-        sums = part.windows[window]
+        sums = part.windows[window].shown(include_sys)
         bolt = part.kind == "bolt"
         return idl.ComponentPageInfo(
             component_id=part.id,
@@ -120,8 +114,8 @@ class Pages:
             window_to_stats={
                 name: _aggregate(part, part.windows[name].totals(include_sys=include_sys)) for name in WINDOWS
             },
-            gsid_to_input_stats=_inputs(sums, include_sys) if bolt else None,
-            sid_to_output_stats=_outputs(part, sums, include_sys),
+            gsid_to_input_stats=_inputs(sums) if bolt else None,
+            sid_to_output_stats=_outputs(part, sums),
             exec_stats=[
                 idl.ExecutorAggregateStats(
                     exec_summary=_executor(one, stats=False),
@@ -135,7 +129,7 @@ class Pages:
             resources_map={},
         )
 
-    def supervisor_page(self, supervisor_id: str | None, host: str | None, include_sys: bool) -> Any:
+    def supervisor_page(self, supervisor_id: str | None, host: str | None, include_sys: bool | None) -> Any:
         """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there is none."""
         now = int(time.time())
         every = supervisors_of(self._reader.view(), now_secs=now, workers=True)
@@ -147,15 +141,15 @@ class Pages:
         return load_idl().SupervisorPageInfo(
             supervisor_summaries=[self._summaries.supervisor(one) for one in chosen],
             worker_summaries=[
-                worker_summary(worker, now_secs=now, include_sys=include_sys)
+                worker_summary(worker, now_secs=now, include_sys=bool(include_sys))
                 for one in chosen
                 for worker in one.workers
             ],
         )
 
     def conf_text(self, topology_id: str) -> str:
-        """The normalized conf with the cluster's below it, as JSON without secrets."""
-        return json.dumps(public_conf(self._reader.runnable(topology_id).conf), default=str)
+        """The normalized conf with the cluster's below it, as JSON (:meth:`ClusterReader.shown_conf`)."""
+        return json.dumps(self._reader.shown_conf(topology_id), default=str)
 
     def _shown_conf(self, topology_id: str) -> str:
         try:
@@ -172,7 +166,7 @@ def _errors(errors: tuple[TaskError, ...], choice: int) -> list[Any]:
 
 def _error(error: TaskError) -> Any:
     return load_idl().ErrorInfo(
-        error=error.error, error_time_secs=i32(error.time), host=error.host, port=i32(error.port)
+        error=error.error, error_time_secs=i32(error.time), host=error.host, port=i32(error.port), count=error.count
     )
 
 
@@ -233,67 +227,59 @@ def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
     return stats
 
 
-def _component_stats(kind: Literal["spout", "bolt"], common: Mapping[str, Any], specific: Mapping[str, Any]) -> Any:
+def _component_stats(kind: Literal["spout", "bolt"], counts: Mapping[str, Any], specific: Mapping[str, Any]) -> Any:
     idl = load_idl()
     bolt = kind == "bolt"
     own = (idl.BoltAggregateStats if bolt else idl.SpoutAggregateStats)(**specific)
     return idl.ComponentAggregateStats(
         type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
-        common_stats=idl.CommonAggregateStats(**common),
+        common_stats=idl.CommonAggregateStats(**counts),
         specific_stats=idl.SpecificAggregateStats(**{kind: own}),
     )
+
+
+def _counted(totals: Totals, *names: str) -> dict[str, int]:
+    return {name: getattr(totals, name) for name in names}
+
+
+def _specific(kind: Literal["spout", "bolt"], totals: Totals) -> dict[str, Any]:
+    """Numbers of a spout or a bolt that the other kind does not have."""
+    if kind == "spout":
+        return {"complete_latency_ms": totals.complete_ms}
+    return {
+        "execute_latency_ms": totals.execute_ms,
+        "process_latency_ms": totals.process_ms,
+        "executed": totals.executed,
+    }
 
 
 def _aggregate(part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False) -> Any:
     common = {
         "num_executors": len(part.executors) if counts else None,
         "num_tasks": len(part.tasks) if counts else None,
-        "emitted": totals.emitted,
-        "transferred": totals.transferred,
-        "acked": totals.acked,
-        "failed": totals.failed,
+        **_counted(totals, *_COUNTS),
         "resources_map": {},
     }
-    if part.kind == "spout":
-        return _component_stats("spout", common, {"complete_latency_ms": totals.complete_ms})
-    specific = {
-        "execute_latency_ms": totals.execute_ms,
-        "process_latency_ms": totals.process_ms,
-        "executed": totals.executed,
-        "capacity": capacity,
-    }
-    return _component_stats("bolt", common, specific)
+    specific = _specific(part.kind, totals) | ({"capacity": capacity} if part.kind == "bolt" else {})
+    return _component_stats(part.kind, common, specific)
 
 
-def _inputs(sums: WindowStats, include_sys: bool) -> dict[Any, Any]:
+def _inputs(sums: WindowStats) -> dict[Any, Any]:
     """Input statistics of a bolt by stream."""
+    each = {_stream_id(key): sums.of(key) for key in sums.inputs}
     return {
-        _stream_id(key): _component_stats(
-            "bolt",
-            {"acked": sums.acked.get(key, 0), "failed": sums.failed.get(key, 0)},
-            {
-                "execute_latency_ms": sums.execute_ms.get(key, 0.0),
-                "process_latency_ms": sums.process_ms.get(key, 0.0),
-                "executed": sums.executed.get(key, 0),
-            },
-        )
-        for key in sorted({*sums.executed, *sums.acked, *sums.failed})
-        if include_sys or not is_system_name(split_input(key)[1])
+        stream: _component_stats("bolt", _counted(one, "acked", "failed"), _specific("bolt", one))
+        for stream, one in each.items()
     }
 
 
-def _outputs(part: ComponentSnapshot, sums: WindowStats, include_sys: bool) -> dict[str, Any]:
+def _outputs(part: ComponentSnapshot, sums: WindowStats) -> dict[str, Any]:
     """Output statistics by stream; of a spout also acks and failures."""
-    spout = part.kind == "spout"
-    names = ("emitted", "transferred", "acked", "failed") if spout else ("emitted", "transferred")
+    each = {stream: sums.of(stream) for stream in sums.outputs}
+    if part.kind == "bolt":
+        return {key: _component_stats("bolt", _counted(one, *_COUNTS[:2]), {}) for key, one in each.items()}
     return {
-        stream: _component_stats(
-            part.kind,
-            {name: getattr(sums, name).get(stream, 0) for name in names},
-            {"complete_latency_ms": sums.complete_ms.get(stream, 0.0)} if spout else {},
-        )
-        for stream in sorted({*sums.emitted, *sums.transferred})
-        if include_sys or not is_system_name(stream)
+        key: _component_stats("spout", _counted(one, *_COUNTS), _specific("spout", one)) for key, one in each.items()
     }
 
 

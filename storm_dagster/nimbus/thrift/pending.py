@@ -11,16 +11,11 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    KeyNotFound,
-    Misconfigured,
-    StormDagsterError,
-    Unavailable,
-)
+from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
 
@@ -42,12 +37,6 @@ class PendingSubmission:
     def key(self) -> str:
         """Key of the record."""
         return f"{_PREFIX}{self.handle}{_SUFFIX}"
-
-
-class _Launch:
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.failure: BaseException | None = None
 
 
 class PendingSubmissions:
@@ -90,18 +79,17 @@ class PendingSubmissions:
         ``False`` when it is not known after ``wait_secs``: it goes on by itself then. Raises what the launch
         raised; then nothing of the submission is left.
         """
-        launch = _Launch()
+        launch: Future[None] = Future()
         threading.Thread(target=self._run, args=(pending, launch), name="nimbus-thrift-launch", daemon=True).start()
-        if not launch.ended.wait(max(0.0, wait_secs)):
-            with self._lock:
-                known = launch.ended.is_set()
-                if not known:
-                    # Nobody waits any more: an outage of Dagster is no answer now, but a reason to try again.
-                    self._launching.discard(pending.key)
-                    return False
-        if launch.failure is not None:
+        wait([launch], max(0.0, wait_secs))
+        with self._lock:
+            if not launch.done():
+                # Nobody waits any more: an outage of Dagster is no answer now, but a reason to try again.
+                self._launching.discard(pending.key)
+                return False
+        if (failure := launch.exception()) is not None:
             self.drop(pending)
-            raise launch.failure
+            raise failure
         return True
 
     def run(self, ended: threading.Event) -> None:
@@ -125,18 +113,19 @@ class PendingSubmissions:
                 self._launching.discard(pending.key)
                 self._names.discard(pending.name)
 
-    def _run(self, pending: PendingSubmission, launch: _Launch) -> None:
+    def _run(self, pending: PendingSubmission, launch: Future[None]) -> None:
+        failure: BaseException | None = None
         try:
             self._submissions.submit(asdict(pending))
         except BaseException as error:
-            launch.failure = error
+            failure = error
         with self._lock:
             waited_for = pending.key in self._launching
-            launch.ended.set()
-        if launch.failure is None:
+            launch.set_exception(failure) if failure is not None else launch.set_result(None)
+        if failure is None:
             self._forget(pending)
         elif not waited_for:
-            _log.warning("the launch of %s failed, it is tried again: %s", pending.name, launch.failure)
+            _log.warning("the launch of %s failed, it is tried again: %s", pending.name, failure)
 
     def _forget(self, pending: PendingSubmission) -> None:
         """The run exists: only the record goes, the parts belong to the run."""

@@ -20,6 +20,7 @@ from typing import Literal
 
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.peers import is_own_peer
 from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.frames import MalformedFrame
 
@@ -78,7 +79,8 @@ class ThriftServer:
     """Serves ``answer(frame, peer) -> frame | None`` on an open socket, in a thread of its own.
 
     ``answer`` is called by up to ``limits.threads`` threads at a time, never twice at once for one connection; a
-    :class:`MalformedFrame` from it closes the connection.
+    :class:`MalformedFrame` from it closes the connection. ``own_user_only``: only peers that are
+    this user or root.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class ThriftServer:
         limits: ServerLimits,
         *,
         tls: ssl.SSLContext | None = None,
+        own_user_only: bool = False,
     ) -> None:
+        self._own_user_only = own_user_only
         self._answer = answer
         self._listener = listener
         self._limits = limits
@@ -162,6 +166,10 @@ class ThriftServer:
             connection.drop()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._own_user_only and not is_own_peer(*map(writer.get_extra_info, ("sockname", "peername"))):
+            _log.warning("a connection of another user of this machine is refused: set storm.secret.file and TLS")
+            writer.transport.abort()
+            return
         if len(self._connections) >= self._limits.connections and not self._drop_one():
             writer.transport.abort()
             return

@@ -7,6 +7,7 @@ import socket
 import threading
 
 from storm_dagster.http.authentication import groups_of
+from storm_dagster.model.peers import owners_only
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -36,7 +37,7 @@ class ThriftService:
         access = Access(security, nimbus.conf.values, reader.conf, groups_of)
         dispatcher = Dispatcher(self._handler, REFUSED, access.check)
         tls = security.server_context() if security.tls else None
-        self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls)
+        self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls, own_user_only=owners_only(security))
 
         self._ended = threading.Event()
         self._thread = threading.Thread(

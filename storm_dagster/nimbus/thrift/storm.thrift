@@ -304,6 +304,7 @@ struct ErrorInfo {
   2: required i32 error_time_secs
   3: optional string host
   4: optional i32 port
+  513: optional i64 count
 }
 
 struct BoltStats {

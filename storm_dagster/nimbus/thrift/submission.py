@@ -12,6 +12,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,20 +20,15 @@ from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade.selection import selection_of_conf
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
-from storm_dagster.model.errors import (
-    InvalidTopology,
-    KeyNotFound,
-    StormDagsterError,
-    Unavailable,
-)
+from storm_dagster.model.errors import InvalidTopology, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
-from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
+from storm_dagster.nimbus.thrift.structures import read_conf, read_topology_struct
 from storm_dagster.operations.context import check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.submit.staging import read_token
@@ -239,7 +235,7 @@ def within(deadline: float, work: Callable[[], None], what: str) -> None:
             done.set()
 
     late = threading.Event()
-    threading.Thread(target=run, name="nimbus-thrift-submit", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(run,), name="nimbus-thrift-submit", daemon=True).start()
     if not done.wait(max(0.0, deadline - time.monotonic())):
         late.set()
         raise Late(

@@ -6,13 +6,12 @@ import time
 from typing import Any
 
 from storm_dagster.blobstore import BlobMeta
-from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, TopologySize, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
@@ -29,20 +28,15 @@ def version_number(meta: BlobMeta) -> int:
     return int(meta.sha256[:15], 16)
 
 
-def resources(view: TopologyView) -> dict[str, float]:
+def resources(one: TopologySize | WorkerSnapshot) -> dict[str, float]:
     """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from that."""
-    workers = view.assignment.workers if view.assignment else ()
-    return _resources(sum(each.memory_bytes for each in workers) / 2**20, float(sum(each.cpu for each in workers)))
-
-
-def _resources(memory: float, cpu: float) -> dict[str, float]:
     return {
-        "requested_memonheap": memory,
+        "requested_memonheap": one.memory_mb,
         "requested_memoffheap": 0.0,
-        "requested_cpu": cpu,
-        "assigned_memonheap": memory,
+        "requested_cpu": one.cpu,
+        "assigned_memonheap": one.memory_mb,
         "assigned_memoffheap": 0.0,
-        "assigned_cpu": cpu,
+        "assigned_cpu": one.cpu,
     }
 
 
@@ -62,7 +56,7 @@ def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) 
         },
         time_secs=i32(now_secs),
         uptime_secs=i32(worker.uptime_secs),
-        **_resources(worker.memory_mb, worker.cpu),
+        **resources(worker),
     )
 
 
@@ -95,28 +89,29 @@ class Summaries:
         # Shared with other pages for a moment: counting the copies of 300 topologies takes as long as all the rest.
         copies = self._reader.replication(one.id for one in ordered)
         return [
-            self.topology(one, copies[one.id] or int(self._nimbus.blobs.exists(code_key(one.id)))) for one in ordered
+            self.topology(one, copies.get(one.id) or int(self._nimbus.blobs.exists(code_key(one.code_dir))))
+            for one in ordered
         ]
 
     def topology(self, topology: TopologyView, copies: int | None = None) -> Any:
         """One TopologySummary; ``copies`` is the number of nimbuses that hold its code, if it is known."""
         if copies is None:
-            copies = self.copies([code_key(topology.id)])[code_key(topology.id)]
-        assignment = topology.assignment
-        groups = executors_of(topology.tasks, topology.base.executors) if topology.tasks else {}
+            key = code_key(topology.code_dir)
+            copies = self.copies([key])[key]
+        size = TopologySize.of(topology)
         return load_idl().TopologySummary(
             id=topology.id,
             name=topology.base.name,
-            num_tasks=len(topology.tasks.component_of()) if topology.tasks else 0,
-            num_executors=sum(len(each) for each in groups.values()),
-            num_workers=len(assignment.workers) if assignment else 0,
+            num_tasks=size.tasks,
+            num_executors=size.executors,
+            num_workers=size.workers,
             uptime_secs=i32(max(0, time.time() - topology.base.launch_time_secs)),
             status=topology.base.status,
             storm_version=STORM_VERSION,
             topology_version=self.topology_version(topology),
             sched_status=self.sched_status(topology),
             replication_count=copies,
-            **resources(topology),
+            **resources(size),
         )
 
     def sched_status(self, topology: TopologyView) -> str:
@@ -129,8 +124,7 @@ class Summaries:
 
     def topology_version(self, topology: TopologyView) -> str:
         """The code that it runs: the first digits of the archive's hash, when this nimbus has it."""
-        prefix = topology.assignment.code_dir if topology.assignment else topology.id
-        key = jar_key(prefix)
+        key = jar_key(topology.code_dir)
         return self._nimbus.blobs.meta(key).sha256[:16] if self._nimbus.blobs.exists(key) else ""
 
     def copies(self, keys: list[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, Fenced, InvalidRequest, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
-from storm_dagster.model.records import TokenRecord, decode_record
+from storm_dagster.model.records import Assignment, TokenRecord, decode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
@@ -24,6 +24,8 @@ from storm_dagster.operations.transactions import bump_assignments_version, comm
 from storm_dagster.zk.shards import delete_ops
 
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
+_MOST_BACKUPS = 1000
+_BACKUP_SECS = 30 * 86_400
 
 _PER_TOPOLOGY = (
     paths.TASKS,
@@ -178,7 +180,7 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
     for key in blobs:
         token = token_of_staging_key(key)
         if key.startswith("staging-of."):
-            newest[key] = (_read(ctx, key) or b"").decode("utf-8", "replace")
+            newest[key] = (ctx.find_blob(key) or b"").decode("utf-8", "replace")
         elif token is not None and key.endswith(".record"):
             handle = _handle_of(ctx, key)
             if handle:
@@ -231,16 +233,9 @@ def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[st
     return tokens, damaged
 
 
-def _read(ctx: OperationsContext, key: str) -> bytes | None:
-    try:
-        return ctx.blobs.read(key)
-    except KeyNotFound:
-        return None
-
-
 def _handle_of(ctx: OperationsContext, key: str) -> str | None:
     try:
-        document = decode_json(_read(ctx, key) or b"{}", key)
+        document = decode_json(ctx.find_blob(key) or b"{}", key)
     except StormDagsterError:
         return None
     handle = document.get("handle") if isinstance(document, dict) else None
@@ -276,6 +271,7 @@ def clean(
     )
     problems: list[str] = []
     nodes = [path for path in garbage.nodes if _delete_node(ctx, epoch, path, problems)]
+    nodes += [path for path in _old_backups(ctx, inventory) if _delete_node(ctx, epoch, path, problems)]
     tokens = [token for token in garbage.tokens if _delete_node(ctx, epoch, paths.token(token), problems)]
     return (
         CleanResult(
@@ -289,13 +285,39 @@ def clean(
     )
 
 
+def _old_backups(ctx: OperationsContext, inventory: Inventory) -> list[str]:
+    """Backups of assignments of names that no topology has: all but the newest 1,000, and what is 30 days old.
+
+    The age is by the clock of who wrote it: nothing that runs is decided by a backup.
+    """
+    alive = {topology_name_of(topology_id) for topology_id in inventory.topologies if _is_topology_id(topology_id)}
+    names = ctx.cluster.state.find_children(paths.ASSIGNMENTS_BAK) or []
+    stored = ctx.cluster.state.get_many([paths.assignment_backup(name) for name in names])
+    ages = sorted(((found[1].mzxid, name, found[0]) for name, found in zip(names, stored, strict=True) if found))
+    old = ctx.now_secs() - _BACKUP_SECS
+    surplus = {name for _, name, _ in ages[:-_MOST_BACKUPS]}
+    return [
+        paths.assignment_backup(name)
+        for _, name, raw in ages
+        if name not in alive and (name in surplus or _written_secs(raw, old) < old)
+    ]
+
+
+def _written_secs(raw: bytes, unknown: float) -> float:
+    """When that assignment was made, in epoch seconds; ``unknown`` for one in parts."""
+    try:
+        return decode_record(Assignment, raw).timestamp_ms / 1000
+    except Corrupt:
+        return unknown
+
+
 def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[str]) -> bool:
     try:
         if path.startswith(f"{paths.ASSIGNMENTS}/"):
             topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
 
             def unassign(view: ClusterView) -> None:
-                transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
+                transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: None})
                 if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
                     commit(ctx, transaction, "clean.assignment")
 

@@ -15,21 +15,21 @@ from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.view import ClusterView
-from storm_dagster.operations.assignment_records import append_assignment, append_backup
+from storm_dagster.operations.assignment_records import append_assignment
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
-from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
+from storm_dagster.operations.transactions import ReplyLost, bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
-REASSIGN = operation("reassign", "store.placement.json", "reassign")
+REASSIGN = operation("reassign", "reassign", "store.placement.json")
 
 
 def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
     """Place the tasks of the causes again, one transaction for each topology, in topology id order.
 
-    A cause of an older assignment is ``void``. An unchanged placement is not written. Each
+    A cause of an older assignment is ``void``, and so is one that is over: its worker came back. An unchanged placement is not written. Each
     topology fails alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark
     plans; when it is out of reach the local planner does, and the result names it.
     """
@@ -63,6 +63,7 @@ def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[Pl
 
 def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]) -> ReassignResult:
     committed: list[ReassignResult] = []
+    planned: list[PlacementResult] = []
     # First of all: what is placed again then runs the former code.
     roll_back_if_upgraded(ctx, topology_id, causes)
 
@@ -72,12 +73,12 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
         if topology is None or topology.base.status not in HEALED:
             return ReassignResult(topology_id, causes[0].name, "gone", keys)
         name = topology.base.name
-        true = causes_still_true(topology, causes)
+        true = causes_still_true(view, topology, causes)
         if not true or topology.tasks is None or topology.assignment is None:
             if committed and topology.assignment == committed[0].assignment:
                 return committed[0]  # The reply of our own commit was lost.
             return ReassignResult(topology_id, name, "void", keys)
-        batch = monitor_batch(view, topology, load_runnable(ctx, topology.code_dir), topology.tasks, true)
+        batch = monitor_batch(view, topology, load_runnable(ctx, topology), topology.tasks, true)
         result, why = plan_or_fall_back(ctx, batch)
         placement = result.placement(name)
         dead = frozenset(task for cause in true for task in cause.tasks)
@@ -88,20 +89,16 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
             return replace(report, status="failed", error=placement.error)
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
             return replace(report, assignment=topology.assignment)
-        now = ctx.now_secs()
         assignment = assignment_of(
             placement,
             topology_id=topology_id,
             previous=topology.assignment,
-            now_secs=now,
-            now_ms=now * 1000,
+            now_secs=ctx.now_secs(),
             restarted=dead,
         )
         assert topology.assignment_at is not None
-        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
-        append_assignment(ctx, transaction, assignment, topology.assignment_at)
-        append_backup(ctx, transaction, name, assignment)
-        write_reasons(ctx, topology_id, result, name)
+        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: assignment})
+        append_assignment(ctx, transaction, name, assignment, topology.assignment_at)
         report = replace(
             report,
             status="assigned",
@@ -110,9 +107,16 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
             version=topology.assignment_at.version + 1,
             assign_secs=result.assign_secs,
         )
-        committed[:] = [report]
-        commit(ctx, transaction, "reassign")
+        planned[:] = [result]
+        try:
+            commit(ctx, transaction, "reassign")
+        except ReplyLost:
+            committed[:] = [report]
+            raise
         ctx.log.info("reassigned %d tasks of %s", placement.moved, topology_id)
         return report
 
-    return retry_on_conflict(ctx, f"reassigning {topology_id}", attempt)
+    report = retry_on_conflict(ctx, f"reassigning {topology_id}", attempt)
+    if report.status == "assigned":
+        write_reasons(ctx, topology_id, planned[0], report.name)
+    return report

@@ -89,15 +89,15 @@ def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> Lif
     def delay(topology: TopologyView) -> int:
         if wait_secs is not None and wait_secs >= 0:
             return wait_secs
-        return delay_of(wait_secs, _message_timeout(ctx, topology.code_dir))
+        return delay_of(wait_secs, _message_timeout(ctx, topology))
 
     report = _change(ctx, name, "kill", delay)
     return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
 
 
-def _message_timeout(ctx: OperationsContext, code_dir: str) -> int:
+def _message_timeout(ctx: OperationsContext, topology: TopologyView) -> int:
     try:
-        return message_timeout_secs(load_runnable(ctx, code_dir).conf)
+        return message_timeout_secs(load_runnable(ctx, topology).conf)
     except StormDagsterError:
         # A topology whose blobs are lost or damaged can still be killed.
         return message_timeout_secs(ctx.values())
@@ -152,7 +152,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
                 f"topology {topology.base.name!r} is {topology.base.status} and cannot be removed: kill it first"
             )
         if ctx.cluster.state.exists(paths.assignment(topology_id)):
-            transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
+            transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: None})
             transaction.check(paths.topology(topology_id), topology.base_at.version)
             delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id))
             commit(ctx, transaction, "unassign")
@@ -224,8 +224,8 @@ def finish_due(
             raise
         except NotAlive:
             continue  # Done by somebody else.
-        except StormDagsterError as error:
-            failed[action.topology_id] = error.message
-            ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error.message)
+        except (StormDagsterError, OSError) as error:
+            failed[action.topology_id] = str(error)
+            ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
     done += [DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome) for ended in advance_upgrades(ctx)]
     return DueResult(tuple(done), failed, seen)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest
@@ -52,7 +51,8 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         for logger, change in changes.items():
             after.pop(logger, None)
             if change.level is not None:
-                after[logger] = _kept(change, now_ms)
+                until_ms = now_ms + 1000 * change.secs if change.secs else None
+                after[logger] = KeptLevel(level=change.level, reset=change.reset, until_ms=until_ms)
         if len(after) > MOST_LOGGERS:
             raise InvalidRequest(
                 f"{len(after)} loggers of topology {name!r} would have levels of their own, {MOST_LOGGERS} may: "
@@ -69,9 +69,3 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         commit(ctx, transaction, "log_levels")
 
     retry_on_conflict(ctx, f"keeping the log levels of {name}", attempt)
-
-
-def _kept(change: LevelChange, now_ms: int) -> KeptLevel:
-    assert change.level is not None
-    fields: dict[str, Any] = {"level": change.level, "reset": change.reset}
-    return KeptLevel(**fields, until_ms=now_ms + 1000 * change.secs if change.secs else None)

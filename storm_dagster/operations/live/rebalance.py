@@ -29,7 +29,7 @@ from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment, append_backup
+from storm_dagster.operations.assignment_records import append_assignment
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
@@ -37,7 +37,7 @@ from storm_dagster.operations.submit.publishing import placement_error, write_re
 from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.zk.cluster_state import Transaction
 
-FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
+FINISH_REBALANCE = shared_steps("finish_rebalance", "finish_rebalance", "store.placement.json")
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
 REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
 
@@ -76,6 +76,7 @@ def rebalance(
     dry_run: bool = False,
     *,
     stay: bool = True,
+    view: ClusterView | None = None,
 ) -> RebalanceResult:
     """Change the number of workers or executors, or only restore balance; ``reassign`` places every task again.
 
@@ -83,14 +84,15 @@ def rebalance(
     topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it and
     finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
     :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
-    planner's message; a rebalance never uses the local planner in place of PySpark.
+    planner's message; a rebalance never uses the local planner in place of PySpark. A ``dry_run`` may be given the
+    ``view`` to plan with, so that many of them read the cluster once.
     """
     epoch = ctx.current_epoch()
 
     def begin(view: ClusterView) -> RebalanceResult:
         topology = topology_by_name(view, name)
         require_offered_host(view, topology)
-        runnable = load_runnable(ctx, topology.code_dir)
+        runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
         marked = apply_event(topology.base, "rebalance", delay_secs=delay)
         wanted = _check_request(topology, runnable, workers, dict(executors or {}), reassign)
@@ -107,6 +109,8 @@ def rebalance(
         commit(ctx, transaction, "rebalance")
         return _report(topology, marked, plan, "waiting", delay=delay)
 
+    if view is not None and dry_run:
+        return begin(view)
     report = retry_on_conflict(ctx, f"rebalancing {name}", begin)
     if report.outcome != "waiting" or (report.delay_secs and not stay):
         return report
@@ -247,7 +251,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         if found is not None:
             transaction.delete(path, found[1].version)
         try:
-            plan = _plan(ctx, view, topology, load_runnable(ctx, topology.code_dir), wanted)
+            plan = _plan(ctx, view, topology, load_runnable(ctx, topology), wanted)
         except (Unavailable, InvalidRequest, Conflict):
             transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
             commit(ctx, transaction, "abandon_rebalance")
@@ -300,23 +304,21 @@ def _apply(
         tasks = ctx.cluster.state.get_data_with_version(paths.tasks(topology.id))
         if tasks is None or decode_record(TaskTable, tasks[0]) != topology.tasks:
             raise Conflict(f"the tasks of {topology.id} changed while it was rebalanced: rebalance it again")
-        now = ctx.now_secs()
         assignment = assignment_of(
             placement,
             topology_id=topology.id,
             previous=topology.assignment,
-            now_secs=now,
-            now_ms=now * 1000,
+            now_secs=ctx.now_secs(),
             kind="Assign" if plan.table == topology.tasks else "ScaleTopology",
         )
-        bump_assignments_version(transaction, view)
+        bump_assignments_version(transaction, view, {topology.id: assignment})
         if plan.table != topology.tasks:
             transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
-        append_assignment(ctx, transaction, assignment, topology.assignment_at)
-        append_backup(ctx, transaction, after.name, assignment)
-        write_reasons(ctx, topology.id, plan.result, after.name, _moves(view, topology, plan))
+        append_assignment(ctx, transaction, after.name, assignment, topology.assignment_at)
         report = replace(
             report, assignment=assignment, version=(report.version if report.version is not None else -1) + 1
         )
     commit(ctx, transaction, "finish_rebalance")
+    if report.assignment is not topology.assignment:
+        write_reasons(ctx, topology.id, plan.result, after.name, _moves(view, topology, plan))
     return report

@@ -10,10 +10,12 @@ import zmq
 from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.view import TopologyView
-from storm_dagster.model.wire import LevelChange, Question, Request, StateQuestion, encode_request
+from storm_dagster.model.wire import LetterQuestion, LevelChange, Question, Request, StateQuestion, encode_request
 from storm_dagster.operations.live.worker_curve import secure_client
 
 _STARTING_SECS = 0.2
+_MOST_BYTES = 32 * 1024**2
+"""Largest answer that is taken from a worker, in which code of users runs."""
 
 
 def ask_worker(
@@ -26,26 +28,31 @@ def ask_worker(
     *,
     levels: dict[str, LevelChange] | None = None,
     state: StateQuestion | None = None,
+    letters: LetterQuestion | None = None,
 ) -> dict[str, Any]:
     """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of its topology.
 
-    ``levels`` go with ``log_levels``: changes of loggers by name; ``state`` with ``state``.
+    ``levels`` go with ``log_levels``: changes of loggers by name; ``state`` with ``state``, ``letters`` with
+    ``dead_letters``.
     Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
     try:
         secure_client(socket, link_key)
         socket.connect(f"tcp://{host}:{port}")
-        socket.send(encode_request(Request(op, token, levels or {}, state)))
+        socket.send(encode_request(Request(op, token, levels or {}, state, letters)))
         if not socket.poll(int(timeout * 1000)):
             raise Unavailable(
                 f"the worker at {host}:{port} did not answer {op!r} within {timeout:g} s: it is starting, paused or hung"
             )
         document = json.loads(socket.recv())
-    except (zmq.ZMQError, ValueError) as error:
+        if not isinstance(document, dict):
+            raise ValueError("no map")
+    except (zmq.ZMQError, ValueError, RecursionError) as error:
         raise Unavailable(f"the worker at {host}:{port} gave no usable answer: {error}") from None
     finally:
         socket.close()

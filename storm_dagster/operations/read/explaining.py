@@ -12,7 +12,7 @@ from storm_dagster.core.reassignment import Runnable, current_topology, offered_
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.model.placement import PlacementBatch, TopologyPlacement, TopologyToPlace
-from storm_dagster.model.records import Assignment
+from storm_dagster.model.records import Assignment, StateHome
 from storm_dagster.model.view import ClusterView, TopologyView
 
 _FIELDS = frozenset(TopologyPlacement.model_fields)
@@ -69,6 +69,18 @@ def problems(view: ClusterView, topology: TopologyView, runnable: Runnable, down
             "heartbeat_sensor in Dagster when they do not come back"
         )
     return found
+
+
+def local_state_problems(topology: TopologyView, home: StateHome) -> list[str]:
+    """A sentence, if workers run on several hosts and keep state that stays there."""
+    hosts = {worker.host for worker in topology.assignment.workers} if topology.assignment else set()
+    local = [host for host in home.local if host in hosts]
+    if len(hosts) < 2 or not local:
+        return []
+    return [
+        f"state lies on {', '.join(local)}, on each by itself (topology.state.local): it is lost or older for a task that "
+        "moves; make topology.state.dir a folder that all hosts share"
+    ]
 
 
 def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.live.cleaner import find_garbage, read_tokens, take_inventory
 
+_BETWEEN_SECS = 1.0
+
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
     """The worker processes of this machine, those of one HOME when it is given.
@@ -48,11 +50,7 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
 
 
 def take_snapshot(
-    ctx: OperationsContext,
-    former: ClusterSnapshot | None = None,
-    *,
-    home: Path | None = None,
-    garbage: tuple[str, ...] | None = None,
+    ctx: OperationsContext, former: ClusterSnapshot | None = None, *, home: Path | None = None
 ) -> ClusterSnapshot:
     """One snapshot of the cluster; with ``home`` also of the worker processes of this machine."""
     processes = None if home is None else worker_processes(home)
@@ -74,7 +72,6 @@ def take_snapshot(
             if "rebalance" in (ctx.cluster.state.find_children(paths.topology(topology.id)) or ())
         ),
         gray={topology.id: _gray(ctx, topology.id) for topology in visible},
-        garbage=garbage,
         processes=processes,
         former=None if former is None else replace(former, former=None),
     )
@@ -83,7 +80,7 @@ def take_snapshot(
 def code_keys(view: ClusterView) -> list[str]:
     """Blob keys of archive, conf and code of every topology that is not killed."""
     return [
-        make(topology.assignment.code_dir if topology.assignment else topology.id)
+        make(topology.code_dir)
         for topology in view.topologies.values()
         if topology.base.status != "KILLED"
         for make in (jar_key, conf_key, code_key)
@@ -117,10 +114,10 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
 
 
 def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
-    prefix = topology.assignment.code_dir if topology.assignment else topology.id
+    key = conf_key(topology.code_dir)
     conf: Any = {}
     try:
-        conf = decode_json(ctx.blobs.read(conf_key(prefix)), conf_key(prefix))
+        conf = decode_json(ctx.blobs.read(key), key)
     except StormDagsterError:
         pass  # That it is missing or damaged is another rule's business.
     own = conf.get("topology.min.replication.count") if isinstance(conf, dict) else None
@@ -175,8 +172,6 @@ def inspect_cluster(
     *,
     home: Path | None = None,
     stable_secs: float = 10.0,
-    interval_secs: float = 1.0,
-    progress: Callable[[ClusterSnapshot, list[Violation]], None] | None = None,
 ) -> InspectionResult:
     """Take at least two snapshots, and more while something is broken; what stays so for ``stable_secs`` counts.
 
@@ -194,13 +189,11 @@ def inspect_cluster(
         counted, pending = confirm_violations(pending, found, boot_now=now, stable_secs=stable_secs)
         idle.update((violation, None) for violation in counted if violation.rule == "no_idle_writes")
         former, snapshots = snapshot, snapshots + 1
-        if progress is not None:
-            progress(snapshot, found)
         hard = [violation for violation in found if violation.rule not in heals]
         over = now - began >= 3 * stable_secs
         if snapshots > 1 and (over or all(violation in counted for violation in hard)):
             break
-        ctx.sleep(interval_secs)
+        ctx.sleep(_BETWEEN_SECS)
     bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
     return InspectionResult(
         violations=tuple(bad),

@@ -57,7 +57,7 @@ def _not_running(view: ClusterView, topology: TopologyView, now_secs: int, launc
     }
     wanted = topology.tasks.component_of()
     if len(slots) == len(wanted) and {worker.slot for worker in slots.values()} <= topology.live_workers.keys():
-        return len(_held_dead(topology) & wanted.keys())
+        return len(topology.dead_tasks & wanted.keys())
     statuses = _Statuses(view, topology, now_secs, launch_secs)
     return sum(statuses.of(task, slots.get(task), None) in ("dead", "unassigned") for task in wanted)
 
@@ -92,7 +92,7 @@ class _Statuses:
             placed = max((starts.get(task, 0) for task in worker.ids), default=0)
             if worker.port in supervisor.restarting or now_secs - placed <= launch_secs:
                 self._waiting.add(worker.slot)
-        self._dead = _held_dead(topology)
+        self._dead = topology.dead_tasks
 
     def of(self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None) -> TaskStatus:
         """The status of one task; ``entry`` is the topology master's for it."""
@@ -107,15 +107,6 @@ class _Statuses:
             return "running" if entry["status"] == "running" else "starting"
         opened = live.status != "starting" and task in self._opened[worker.slot]
         return "running" if opened else "starting"
-
-
-def _held_dead(topology: TopologyView) -> frozenset[int]:
-    """Tasks that the topology master reports dead, in a record newer than their placement."""
-    if topology.beats is None or topology.beats_at is None or topology.assignment_at is None:
-        return frozenset()
-    if topology.beats_at.mzxid <= topology.assignment_at.mzxid:
-        return frozenset()
-    return frozenset(decode_ranges(topology.beats.dead))
 
 
 def show_document(
@@ -176,6 +167,7 @@ def show_document(
                 "port": error.port,
                 "time": error.time,
                 "error": error.error,
+                "count": error.count,
             }
             for component, error in errors
         ],

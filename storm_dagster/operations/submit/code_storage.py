@@ -33,6 +33,17 @@ class StoredCode:
         """Whether a blob is on fewer nimbuses than wanted."""
         return min(self.copies.values()) < self.wanted
 
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Blob key -> SHA-256."""
+        return {meta.key: meta.sha256 for meta in self.blobs}
+
+
+def code_hashes(ctx: OperationsContext, code_dir: str) -> dict[str, str]:
+    """Blob key -> SHA-256 of the code that is stored under that prefix."""
+    found = (_meta(ctx, key_of(code_dir)) for key_of in (jar_key, conf_key, code_key))
+    return {meta.key: meta.sha256 for meta in found if meta is not None}
+
 
 def store_code(
     ctx: OperationsContext,

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from storm_dagster.core.reassignment import Runnable, assignment_of, new_batch, offered_supervisors
+from storm_dagster.core.reassignment import (
+    Runnable,
+    assignment_of,
+    new_batch,
+    offered_supervisors,
+    same_workers,
+)
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.core.submission.tasks import topology_master_task
 from storm_dagster.core.transitions import apply_event
@@ -23,15 +30,17 @@ from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import Action, announce
-from storm_dagster.operations.assignment_records import append_assignment, append_backup, read_backup
+from storm_dagster.operations.assignment_records import append_assignment, read_backup
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
 from storm_dagster.operations.steps import shared_steps, step
+from storm_dagster.operations.submit.code_storage import code_hashes
 from storm_dagster.operations.submit.staging import (
     StagedPlacement,
     StagedTasks,
     StagingRecord,
+    former_state,
     read_placement,
     read_record,
     read_tasks,
@@ -43,7 +52,7 @@ from storm_dagster.operations.transactions import bump_assignments_version, comm
 from storm_dagster.zk.shards import delete_ops
 
 STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")
-PUBLISH_ASSIGNMENT = shared_steps("publish_assignment", "stage.placement", "store.placement.json", "publish")
+PUBLISH_ASSIGNMENT = shared_steps("publish_assignment", "stage.placement", "publish", "store.placement.json")
 ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
 
 
@@ -61,7 +70,11 @@ def write_reasons(
     name: str,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it), and ``more``."""
+    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it), and ``more``.
+
+    Only after the placement was committed, and as well as it goes: what merely explains waits for no second nimbus,
+    and when it cannot be stored the placement stands.
+    """
     placement = result.placement(name)
     document = {
         "topology_id": topology_id,
@@ -71,7 +84,10 @@ def write_reasons(
         **(more or {}),
     }
     with step(ctx, "store.placement.json"):
-        ctx.blobs.put(placement_key(topology_id), encode_json(document))
+        try:
+            ctx.accepting_fewer(minimum=1).blobs.put(placement_key(topology_id), encode_json(document))
+        except (StormDagsterError, OSError) as error:
+            ctx.log.warning("the reasons for the placement of %s are not stored: %s", name, error)
 
 
 def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
@@ -81,6 +97,7 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     room. A submission never uses the local planner in place of PySpark.
     """
     record, staged, runnable = _read_staged(ctx, token)
+    ctx = ctx.accepting_fewer(record.allow_degraded)
     view = ctx.cluster.load_view()
     if record.topology_id in view.topologies:
         return _assignment_report(record, read_placement(ctx, token).result, view)
@@ -115,6 +132,20 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
     if record.replaces is not None and record.replaces not in view.topologies:
         raise NotAlive(
             f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} again"
+        )
+    if record.replaces is not None:
+        # What others were told has happened to it meanwhile is not undone.
+        replaced = view.topologies[record.replaces]
+        check_replaceable(replaced)
+        if record.former not in ("", former_state(replaced, copied=record.handle is None)):
+            raise Conflict(f"topology {record.name!r} got other code or parallelism while this was prepared: try again")
+
+
+def check_replaceable(topology: TopologyView) -> None:
+    """:class:`Conflict` when the topology is in the middle of something, or killed, and nothing may take its place."""
+    if topology.base.status not in ("ACTIVE", "INACTIVE"):
+        raise Conflict(
+            f"topology {topology.base.name!r} is {topology.base.status} and cannot be replaced: wait until it has finished"
         )
 
 
@@ -156,6 +187,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     conf is over, :class:`Unavailable` when the topology does not fit any more.
     """
     record, staged, runnable = _read_staged(ctx, token)
+    ctx = ctx.accepting_fewer(record.allow_degraded)
     planned = read_placement(ctx, token)
     attempts = replanned = 0
 
@@ -164,7 +196,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
         attempts += 1
         present = view.topologies.get(record.topology_id)
         if present is not None:
-            return _already(record, planned, present, attempts, replanned)
+            return _already(record, planned, present)
         if view.epoch != record.epoch:
             raise Fenced(
                 f"topology {record.name!r} was staged under leadership epoch {record.epoch}, which is over "
@@ -175,17 +207,17 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
             planned = _plan(ctx, view, record, staged, runnable)
             replanned += 1
             _write_placement(ctx, token, planned)
-        write_reasons(ctx, record.topology_id, planned.result, record.name)
-        return _publish(ctx, token, record, staged, planned, view, attempts, replanned)
+        return _publish(ctx, token, record, staged, planned, view)
 
     report = retry_on_conflict(ctx, f"publishing {record.topology_id}", attempt)
+    report = replace(report, attempts=attempts, replanned=replanned)
+    if same_workers(report.assignment, report.placement):
+        write_reasons(ctx, record.topology_id, planned.result, record.name)
     ctx.log.info("published %s in %d attempts", report.topology_id, report.attempts)
     return report
 
 
-def _already(
-    record: StagingRecord, planned: StagedPlacement, present: TopologyView, attempts: int, replanned: int
-) -> PublishResult:
+def _already(record: StagingRecord, planned: StagedPlacement, present: TopologyView) -> PublishResult:
     assert present.assignment is not None and present.assignment_at is not None
     return PublishResult(
         topology_id=record.topology_id,
@@ -198,8 +230,6 @@ def _already(
             paths.assignment(present.id): present.assignment_at.version,
             paths.topology(present.id): present.base_at.version,
         },
-        attempts=attempts,
-        replanned=replanned,
         already=True,
     )
 
@@ -220,8 +250,6 @@ def _publish(
     staged: StagedTasks,
     planned: StagedPlacement,
     view: ClusterView,
-    attempts: int,
-    replanned: int,
 ) -> PublishResult:
     topology_id = record.topology_id
     claimed = read_token(ctx, token)
@@ -229,28 +257,28 @@ def _publish(
         raise NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
     if claimed[0].published:
         raise Conflict(f"{topology_id} was published before and has been killed: submit with a new token")
+    replaced = view.topologies.get(record.replaces) if record.replaces else None
     now = ctx.now_secs()
     assignment = assignment_of(
         planned.result.placement(record.name),
         topology_id=topology_id,
         previous=None,
         now_secs=now,
-        now_ms=now * 1000,
-    )
+    ).model_copy(update={"code": code_hashes(ctx, topology_id)})
     base = StormBase(
         name=record.name,
         launch_time_secs=now,
         status="INACTIVE",
-        wanted_status=record.wanted_status,
+        wanted_status=replaced.base.wanted_status if replaced is not None else record.wanted_status,
         workers=staged.workers,
         executors=staged.executors,
         token=token,
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
-    transaction = bump_assignments_version(ctx.cluster.fenced(record.epoch), view)
+    changed = {topology_id: assignment, **({replaced.id: None} if replaced is not None else {})}
+    transaction = bump_assignments_version(ctx.cluster.fenced(record.epoch), view, changed)
     published = claimed[0].model_copy(update={"published": True})
     transaction.set(paths.token(token), encode_record(published), claimed[1])
-    replaced = view.topologies.get(record.replaces) if record.replaces else None
     if replaced is not None:
         # The one that is replaced ends in the very same step; what is left of it is garbage.
         delete_ops(ctx.cluster.state, transaction, paths.assignment(replaced.id))
@@ -269,8 +297,7 @@ def _publish(
     }
     for path, content in created.items():
         transaction.create(path, content)
-    append_assignment(ctx, transaction, assignment, None)
-    append_backup(ctx, transaction, record.name, assignment)
+    append_assignment(ctx, transaction, record.name, assignment, None)
     transaction.create(paths.topology(topology_id), encode_record(base))
     # What takes the place of a topology was uploaded (hot deploy), or is its own code again.
     again: Action = "restart" if record.handle is None else "updateTopology"
@@ -290,8 +317,6 @@ def _publish(
             paths.assignment(topology_id): found or 0,
             paths.topology(topology_id): 0,
         },
-        attempts=attempts,
-        replanned=replanned,
         replaced=replaced.id if replaced else None,
     )
 
@@ -319,6 +344,8 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
             return ActivateResult(topology_id, base.name, base.status, changed=False, version=version)
         changed = apply_event(base, "activate")
         transaction = ctx.cluster.fenced(epoch).set(paths.topology(topology_id), encode_record(changed), version)
+        if base.delay_secs is None:  # Else a drain that nobody ended is undone, of which no listener was notified.
+            announce(ctx, transaction, topology_id, "activate")
         commit(ctx, transaction, "activate")
         return ActivateResult(topology_id, base.name, changed.status, changed=True, version=version + 1)
 

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from storm_dagster.core.submission.conf import SUBMITTED_KEYS, conf_differences, kept_conf, normalize_conf, total_conf
+from storm_dagster.core.submission.conf import (
+    SUBMITTED_KEYS,
+    conf_differences,
+    kept_conf,
+    limited_conf,
+    normalize_conf,
+    total_conf,
+)
 from storm_dagster.core.submission.parallelism import wanted_executors
 from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.core.submission.tasks import number_tasks
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.conf import validate_conf
-from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive
+from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
+from storm_dagster.model.masking import public_conf
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.security import public_conf
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext, check_name_free, load_runnable
@@ -36,6 +43,7 @@ from storm_dagster.operations.submit.staging import (
     StagedTasks,
     StagingRecord,
     allocate_topology_id,
+    former_state,
     newest_token_key,
     read_record,
     read_token,
@@ -89,6 +97,7 @@ def stage_conf(
     a leader.
     """
     check_topology_name(name)
+    ctx = ctx.accepting_fewer(allow_degraded)
     epoch = ctx.current_epoch()
     known = read_token(ctx, token)
     if known is not None and replaces is None:
@@ -108,11 +117,12 @@ def stage_conf(
     warnings: list[str] = []
     # Checked in full before the token's node, the first thing that is stored.
     if handle is not None and ctx.blobs.exists(upload_key(handle, "topology")):
-        former = alive.code_dir if alive and replaces else None
-        submitted, spec, warnings, archive = read_source(ctx, handle, unknown, former)
+        replaced = alive if replaces is not None else None
+        former = former_state(replaced, copied=False) if replaced else ""
+        submitted, spec, warnings, archive = read_source(ctx, handle, unknown, replaced)
         conf, spec = normalize_submission(ctx.values(), submitted, spec.model_copy(update={"name": name}))
     else:
-        conf, spec, archive = _read_staged(ctx, name, token, handle)
+        conf, spec, archive, former = _read_staged(ctx, name, token, handle)
     topology_id = allocate_topology_id(ctx, token, name, epoch)[0].topology_id
     conf["topology.id"] = topology_id
     record = StagingRecord(
@@ -124,6 +134,7 @@ def stage_conf(
         wanted_status="INACTIVE" if inactive else "ACTIVE",
         allow_degraded=allow_degraded,
         replaces=replaces,
+        former=former,
     )
     write_part(ctx, token, "conf", conf)
     write_part(ctx, token, "topology", spec)
@@ -190,8 +201,8 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
 
 def _read_staged(
     ctx: OperationsContext, name: str, token: str, handle: str | None
-) -> tuple[dict[str, Any], TopologySpec, str]:
-    """Conf and topology as they were staged before, and the blob key of the archive."""
+) -> tuple[dict[str, Any], TopologySpec, str, str]:
+    """Conf and topology as they were staged before, the blob key of the archive, and what they were made from."""
     if not ctx.blobs.exists(staging_key(token, "record")):
         if handle:
             raise _no_upload(handle)
@@ -199,22 +210,23 @@ def _read_staged(
     record = read_record(ctx, token)
     if record.name != name:
         raise Conflict(f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own")
-    return *read_topology(ctx, token), record.archive
+    return *read_topology(ctx, token), record.archive, record.former
 
 
 def read_source(
-    ctx: OperationsContext, handle: str, unknown: Literal["error", "warn"] | None, former: str | None
+    ctx: OperationsContext, handle: str, unknown: Literal["error", "warn"] | None, former: TopologyView | None
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
     """Conf and topology as uploaded, checked here and nowhere after, warnings, and the blob key of the archive.
 
-    The conf keeps what was submitted with the code stored under ``former`` and is not given again; not for an upload
-    by Thrift, for a Storm client sends the whole conf each time.
+    The conf keeps what was submitted with the code that ``former`` runs and is not given again; not for an upload
+    by Thrift, for a Storm client sends the whole conf each time. An upload of a limited user changes no owner:
+    :class:`NotAuthorized`.
     """
-    uploaded = _blob(ctx, upload_key(handle, "topology"))
+    uploaded = ctx.find_blob(upload_key(handle, "topology"))
     if uploaded is None:
         raise _no_upload(handle)
-    whole = _blob(ctx, upload_key(handle, "source")) == b"thrift"
-    raw_conf = _blob(ctx, upload_key(handle, "conf")) or b"{}"
+    whole = ctx.find_blob(upload_key(handle, "source")) == b"thrift"
+    raw_conf = ctx.find_blob(upload_key(handle, "conf")) or b"{}"
     if unknown is None:
         unknown = "warn" if whole else "error"
     where = "the uploaded conf"
@@ -225,8 +237,12 @@ def read_source(
         raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
     conf, spec, warnings = check_confs(document, spec, where, unknown)
     conf.pop(SUBMITTED_KEYS, None)
-    if former is not None and not whole:
-        conf = {**kept_conf(ctx.values(), load_runnable(ctx, former).conf, document), **conf}
+    submitter = ctx.find_blob(upload_key(handle, "submitter"))
+    old = None if former is None else load_runnable(ctx, former).conf
+    if submitter is not None:
+        conf.update(limited_conf(submitter.decode(), {**spec.conf, **conf}, old))
+    if old is not None and not whole:
+        conf = {**kept_conf(ctx.values(), old, document), **conf}
     return conf, spec, warnings, upload_key(handle, "archive")
 
 
@@ -252,20 +268,13 @@ def update_differences(ctx: OperationsContext, topology: TopologyView, handle: s
 
     :class:`InvalidTopology` for an upload that no topology can be made of.
     """
-    submitted, spec, _, _ = read_source(ctx, handle, None, topology.code_dir)
-    old = {**load_runnable(ctx, topology.code_dir).conf, "topology.workers": topology.base.workers}
+    submitted, spec, _, _ = read_source(ctx, handle, None, topology)
+    old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
     new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
     found = conf_differences(old, new)
     before = public_conf({key: pair[0] for key, pair in found.items()})
     after = public_conf({key: pair[1] for key, pair in found.items()})
     return {key: {"old": before[key], "new": after[key]} for key in found}
-
-
-def _blob(ctx: OperationsContext, key: str) -> bytes | None:
-    try:
-        return ctx.blobs.read(key)
-    except KeyNotFound:
-        return None
 
 
 def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
@@ -277,6 +286,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
     """
     record = read_record(ctx, token)
+    ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = read_topology(ctx, token)
     topology_id = record.topology_id
     claimed = read_token(ctx, token)
@@ -305,6 +315,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
 def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     """Stage 3: number the tasks of the topology and its system components."""
     record = read_record(ctx, token)
+    ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = read_topology(ctx, token)
     total = total_conf(ctx.values(), conf)
     whole = with_system_components(spec, total)

@@ -59,11 +59,8 @@ def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> N
     for part in PARTS:
         _delete(ctx, f"delete.staged.{part}", staging_key(base.token, part))
     newest = newest_token_key(base.name)
-    try:
-        if ctx.blobs.read(newest) == base.token.encode():
-            _delete(ctx, "delete.newest", newest)
-    except KeyNotFound:
-        pass
+    if ctx.find_blob(newest) == base.token.encode():
+        _delete(ctx, "delete.newest", newest)
 
 
 def delete_code(ctx: OperationsContext, topology_id: str) -> None:

@@ -2,9 +2,9 @@
 
 Supervisors, topologies, executors and present assignments are DataFrames. Free slots are ranked by a window;
 slots are allocated to topologies in order in one Arrow group over workers and supervisors; tasks are assigned
-per topology, in parallel. Modules that run in Spark's Python workers (``history``, ``request_slots``,
-``allocate_slots``, ``even``, ``selectors``, ``assign_tasks`` and what they import) need only the standard
-library, pyarrow and constants of ``model``.
+per topology, in parallel. The groups call the rules of ``core.scheduling``, as the local planner does. What
+runs in Spark's Python workers (``request_slots``, ``allocate_slots``, ``assign_tasks`` and what they import) needs
+only the standard library, pyarrow and constants of ``model``.
 """
 
 from __future__ import annotations

@@ -10,44 +10,52 @@ import json
 
 import pyarrow as pa
 
-from storm_dagster.model.placement_reasons import no_supervisor_refusal
-from storm_dagster.spark.assignment.balanced import allocate_balanced
-from storm_dagster.spark.assignment.even import allocate_even, allocate_local
-from storm_dagster.spark.assignment.free_ports import FreePorts
-from storm_dagster.spark.assignment.schema import ALLOCATED, Row
-from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.free_ports import FreePorts
+from storm_dagster.core.scheduling.slot_requests import DifferNeed, RequestedSlot, ReusableSlot, SlotRequest
+from storm_dagster.core.scheduling.steps import allocate
+from storm_dagster.core.scheduling.units import Row, TopologySummary
+from storm_dagster.spark.assignment.schema import ALLOCATED
 
 
 def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Table) -> pa.Table:
     """Allocated slots of each topology of one cluster, or the reason why it gets none."""
-    ports = FreePorts(slots)
+    ports = _free_ports(slots)
     rows = [
         {**row, "cluster": request["cluster"], "topology": request["topology"]}
         for request in sorted(requests.to_pylist(), key=lambda row: row["topology"])
-        for row in _allocate(json.loads(request["text"]), request["request"], ports)
+        for row in _allocate(request, ports)
     ]
     return pa.Table.from_pylist(rows, schema=ALLOCATED)
 
 
-def _allocate(about: Row, request: Row, ports: FreePorts) -> list[Row]:
-    if request["unchanged"]:
-        return []
-    allocation = SlotAllocation(about, request, ports)
-    try:
-        if about["strategy"] == "even":
-            allocate_even(allocation)
-        elif not ports.host:
-            raise PlacementRefused(no_supervisor_refusal(about["name"]))
-        elif about["strategy"] == "local":
-            allocate_local(allocation)
-        else:
-            allocate_balanced(allocation)
-    except PlacementRefused as refused:
-        allocation.close(refused=True)
-        return [{"kind": "failed", "text": json.dumps(refused.refusal._asdict())}]
-    allocation.close(refused=False)
-    freed = [{"kind": "freed", "ref": worker} for worker in allocation.freed]
+def _free_ports(slots: pa.Table) -> FreePorts:
+    columns = [slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")]
+    rows = sorted(zip(*columns, strict=True), key=lambda row: row[:2])
+    return FreePorts(
+        ((node, host, total) for node, rank, host, total, _, _ in rows if rank == 1),
+        ((node, port, holders) for node, _, _, _, port, holders in rows if port is not None),
+    )
+
+
+def _allocate(row: Row, ports: FreePorts) -> list[Row]:
+    allocated = allocate(TopologySummary(**json.loads(row["text"])), _request(row["request"]), ports)
+    if allocated.refusal is not None:
+        return [{"kind": "failed", "text": json.dumps(allocated.refusal._asdict())}]
     return [
-        *freed,
-        *({"kind": "slot", "number": number, **row} for number, row in enumerate(allocation.slots)),
+        *({"kind": "freed", "ref": worker} for worker in allocated.freed),
+        *({"kind": "slot", "number": number, **vars(slot)} for number, slot in enumerate(allocated.slots)),
     ]
+
+
+def _request(row: Row) -> SlotRequest:
+    nested = {
+        "requested": [RequestedSlot(**{**wanted, "hint": _slot(wanted["hint"])}) for wanted in row["requested"]],
+        "own": [_slot(own) for own in row["own"]],
+        "reusable": [ReusableSlot(**worker) for worker in row["reusable"]],
+        "needs": [DifferNeed(**need) for need in row["needs"]],
+    }
+    return SlotRequest(**{**row, **nested})
+
+
+def _slot(row: Row | None) -> tuple[str, int] | None:
+    return (row["node"], row["port"]) if row is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,14 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.core.scheduling.outcome import placement_of
+from storm_dagster.core.scheduling.units import Row, service_order
+from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 from storm_dagster.spark.assignment.allocate_slots import allocate_slots
 from storm_dagster.spark.assignment.assign_tasks import assign_tasks
 from storm_dagster.spark.assignment.frames import Frames, batch_frames
 from storm_dagster.spark.assignment.request_slots import request_slots
-from storm_dagster.spark.assignment.results import read_results
 from storm_dagster.spark.assignment.schema import (
     ALLOCATED,
     PLACED,
@@ -46,9 +48,23 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
     placed = PLACED.empty_table()
     if frames.topologies.num_rows:
         placed = _placed(session, frames, _partitions(batches)).toArrow()
-    results = read_results(batches, placed)
+    results = _read_results(batches, placed)
     seconds = time.monotonic() - started
     return [PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds) for placements in results]
+
+
+def _read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[tuple[TopologyPlacement, ...]]:
+    """Placements of each batch, in the order of service."""
+    rows: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in placed.to_pylist():
+        rows[row["cluster"], row["topology"]].append(row)
+    return [
+        tuple(
+            placement_of(topology, rows[cluster, place])
+            for place, topology in enumerate(service_order(batch.topologies))
+        )
+        for cluster, batch in enumerate(batches)
+    ]
 
 
 def _partitions(batches: Sequence[PlacementBatch]) -> int:
@@ -122,7 +138,7 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
     )
     known = {
         "unchanged": total == 0,
-        "count": count,
+        "wanted": count,
         "staying": F.lit(0),
         "alone": with_master,
         "needs": F.filter(needs, lambda need: need["units"] > 0),

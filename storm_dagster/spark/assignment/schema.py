@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 
-Row = dict[str, Any]
-"""A row of one of these tables, or a part of it."""
+from storm_dagster.core.scheduling.units import Executors
 
 _TYPES = {
     "bool": pa.bool_(),
@@ -27,7 +26,6 @@ def _fields(text: str, **nested: pa.DataType) -> list[pa.Field]:
     return [pa.field(name, types[kind.strip()]) for names, kind in groups for name in names.split()]
 
 
-# Components are numbered per topology: what is system, what trades tuples with what, what is apart.
 ABOUT = pa.struct(
     _fields(
         "name strategy event: text, reassign use_old user_workers: bool, workers executors: int, single_master: bool, "
@@ -36,7 +34,7 @@ ABOUT = pa.struct(
         lists=pa.list_(_TYPES["ints"]),
     )
 )
-"""Conf and components of a topology; ``units`` counts executors per component."""
+"""``core.scheduling.units.TopologySummary``."""
 
 SUPERVISORS = pa.schema(_fields("cluster: int, node host: text, ports used: ints"))
 TOPOLOGIES = pa.schema(_fields("cluster topology: int, history: bool, about: about", about=ABOUT))
@@ -55,24 +53,20 @@ HISTORY = pa.schema(
 """``kind`` is ``old`` (a worker of the current assignment), ``user`` (a user-defined worker, ``number`` its
 place in the list), ``dead`` or ``unstopped`` (task ids)."""
 
-_REQUESTED = (
-    "node: text, port: int, host: text, old: bool, size: int, hint_node: text, hint_port: int, components: ints"
-)
+_REQUESTED = "node: text, port: int, host: text, old: bool, size: int, hint: slot, components: ints"
+_SLOT = pa.struct(_fields("node: text, port: int"))
 _REUSABLE = "worker: int, node: text, port: int, size: int, weights numbers: ints, master: bool"
 SLOT_REQUEST = pa.struct(
     _fields(
-        "unchanged: bool, count staying: int, alone: bool, requested: requested, own: slots, reusable: reusable, "
+        "unchanged: bool, wanted staying: int, alone: bool, requested: requested, own: slots, reusable: reusable, "
         "needs: needs, fixed: ints, total missing unassigned: int, clash: ints",
-        requested=pa.list_(pa.struct(_fields(_REQUESTED))),
-        slots=pa.list_(pa.struct(_fields("node: text, port: int"))),
+        requested=pa.list_(pa.struct(_fields(_REQUESTED, slot=_SLOT))),
+        slots=pa.list_(_SLOT),
         reusable=pa.list_(pa.struct(_fields(_REUSABLE))),
         needs=pa.list_(pa.struct(_fields("component units: int, blocked: texts"))),
     )
 )
-"""Slot request of a topology. ``reusable`` are old workers whose slot may be reused, with ``numbers`` of
-executors that have so many tasks there (``weights``, descending); ``fixed`` are the sizes of unstopped workers,
-``total``, ``missing`` and ``unassigned`` (to be placed, in no requested worker) count executors; ``clash`` is (user-defined
-workers, old workers, room) when these are too many together."""
+"""``core.scheduling.slot_requests.SlotRequest``."""
 
 SLOT_REQUESTS = pa.schema(_fields("cluster topology: int, text: text, request: request", request=SLOT_REQUEST))
 """One row for each topology; ``text`` is ``ABOUT`` as JSON: every group of a stage
@@ -84,9 +78,8 @@ ALLOCATED = pa.schema(
         "text: text"
     )
 )
-"""``kind`` is ``slot``, ``failed``, or ``freed`` for a live worker whose slot is released; ``role`` is ``empty``,
-``requested``, ``reuse``, ``fuller`` (reused, with one executor more than the share) or ``master``, and ``ref`` the
-number of the requested or old worker; ``text`` is a failure as JSON, or the next best supervisor for a slot."""
+"""``kind`` is ``slot``, ``failed``, or ``freed`` for a live worker whose slot is released, with its number as ``ref``.
+A slot is a ``core.scheduling.slot_allocation.AllocatedSlot``; the ``text`` of a failure is the refusal as JSON."""
 
 PLACED = pa.schema(
     _fields(
@@ -94,9 +87,19 @@ PLACED = pa.schema(
         "text: text, number: int, against: text"
     )
 )
-"""One row for each worker; a failed topology has one row without a node, its ``units`` those without a slot
-and its ``text`` the failure. Otherwise the ``text`` of the first row holds the warnings, if there are any.
-``number`` is the worker's place among equals, ``against`` the next best supervisor for its slot."""
+"""The rows of ``core.scheduling.steps.TopologyEvent.assign``."""
+
+
+def read_executors(rows: pa.Table) -> Executors:
+    """The executors of one topology from their rows."""
+    units, components = rows.column("unit").to_pylist(), rows.column("component").to_pylist()
+    order = sorted(range(len(units)), key=units.__getitem__)
+    groups: list[Sequence[int]] | None = None
+    if "size" in rows.column_names:
+        # Some executor of the job has several tasks.
+        sizes, members = rows.column("size").to_pylist(), rows.column("members").to_pylist()
+        groups = [members[index] or range(units[index], units[index] + sizes[index]) for index in order]
+    return Executors([units[index] for index in order], [components[index] for index in order], groups)
 
 
 def ddl_type(kind: pa.DataType) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from storm_dagster.model.records import StateHome
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -26,6 +28,7 @@ class Placement:
     """Start tokens of the topology's live workers -> slot."""
     ready: frozenset[tuple[str, int]] = frozenset()
     """Slots whose worker runs all its tasks."""
+    state: StateHome = field(default_factory=lambda: StateHome(marker=""))
 
 
 def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:

@@ -97,21 +97,6 @@ class RemoteLink:
 class Route:
     """One output stream of one task."""
 
-    __slots__ = (
-        "component",
-        "copies",
-        "direct",
-        "emitted",
-        "extra",
-        "fans",
-        "fields",
-        "many",
-        "only",
-        "shuffles",
-        "stream",
-        "width",
-    )
-
     def __init__(self, stream: str, fields: Sequence[str], component: str = "") -> None:
         self.stream: str = stream
         self.fields: tuple[str, ...] = tuple(fields)

@@ -123,12 +123,14 @@ def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
         root = tree.root
         edge = next_edge()
         tree.val ^= edge
+        tree.peers |= link.peer.bit
     else:
         edge = 0
         root = []
         for leaf in leaves(tree):
             number = next_edge()
             leaf.val ^= number
+            leaf.peers |= link.peer.bit
             root += (leaf.root, number)
     link.last = tree
     link.bundle = [values]

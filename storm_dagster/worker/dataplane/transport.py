@@ -18,7 +18,7 @@ import zmq
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.values import encode_value
-from storm_dagster.model.wire import MAX_FRAME_BYTES, Frame, encode_frame
+from storm_dagster.model.wire import MAX_FRAME_BYTES, MAX_FRAME_CONTAINERS, Frame, can_travel, encode_frame
 from storm_dagster.operations.live.worker_curve import secure_client, secure_server
 from storm_dagster.worker.dataplane.routes import split_bundle
 
@@ -40,6 +40,21 @@ _DROP_BYTES = 32 * 1024 * 1024
 _RECEIVE_BYTES = 8 * 1024 * 1024
 """Bytes after which a pass receives nothing more: they are decoded and queued before more is taken."""
 
+_RECONNECT_MILLIS = 100
+"""Longest pause between two tries to connect. A worker that was killed is back in half a second."""
+_PING_MILLIS = 1000
+"""A link that carries nothing is tried this often, by ZeroMQ's own thread: a busy loop does not matter."""
+_SILENT_MILLIS = 4000
+"""A peer that does not respond to a ping for so long is connected again: a firewall or NAT may have forgotten the
+link, which the kernel notices after a quarter of an hour. The same as the session timeout: a frozen worker is lost by then."""
+_LINGER_MILLIS = 500
+"""Time for the last frames of a graceful stop."""
+
+KINDS = ("inits", "acks", "fails")
+"""What tasks tell ackers."""
+VERDICTS = ("acked", "failed", "lost")
+"""What ackers tell spouts of their trees."""
+_BY_TASK = KINDS + VERDICTS
 Backlog = deque[bytes]
 Broken = Callable[[Any, Any, Exception], None]
 """(link, bundle, error) of a tuple that cannot be encoded."""
@@ -54,6 +69,10 @@ class Peer:
         self.socket = socket
         self.alive = False
         """Whether its node exists in ZooKeeper."""
+        self.token = ""
+        """Start token of its worker, if there is one."""
+        self.bit = 0
+        """See ``WorkerBits``."""
         self.dirty: list[Any] = []
         """Links with buffered bundles."""
         self.acks: dict[int, list[int]] = {}
@@ -61,6 +80,10 @@ class Peer:
         self.fails: dict[int, list[int]] = {}
         self.acked: dict[int, list[int]] = {}
         self.failed: dict[int, list[int]] = {}
+        self.lost: dict[int, list[int]] = {}
+        self.touched: list[tuple[int, str, list[int]]] = []
+        self.reasons: list[tuple[int, int, str, str]] = []
+        """Of what is in ``fails`` and ``failed``."""
         self.pressure: bool | None = None
         self.full: list[str] | None = None
         self.report: Any = None
@@ -73,34 +96,35 @@ class Peer:
         """Whether there is content for the next frame."""
         return bool(
             self.dirty
-            or self.acks
-            or self.inits
-            or self.fails
-            or self.acked
-            or self.failed
+            or self.touched
             or self.pressure is not None
             or self.report is not None
             or self.loads is not None
+            or any(getattr(self, name) for name in _BY_TASK)
         )
 
     def frames(self, token: str, most: int, broken: Broken) -> Iterator[bytes]:
-        """Encode and clear the output for the peer, in frames of at most ``most`` bundles."""
+        """Encode and clear the output for the peer, in frames of at most ``most`` bundles.
+
+        The first one has all acks and inits: a receiver that stops after some of the frames has the inits of what it
+        processed.
+        """
         dirty, self.dirty = self.dirty, []
         taken = [(link, link.take()) for link in dirty]
-        rest = Frame(
+        frame = first = Frame(
             token,
-            [],
-            list(self.acks.items()),
-            list(self.inits.items()),
-            list(self.fails.items()),
-            list(self.acked.items()),
-            list(self.failed.items()),
-            self.pressure,
-            self.report,
-            self.loads,
-            self.full,
+            pressure=self.pressure,
+            report=self.report,
+            loads=self.loads,
+            full=self.full,
+            to=self.token,
+            touched=self.touched,
+            reasons=self.reasons,
+            **{name: list(getattr(self, name).items()) for name in _BY_TASK},
         )
-        self.acks, self.inits, self.fails, self.acked, self.failed = {}, {}, {}, {}, {}
+        for name in _BY_TASK:
+            setattr(self, name, {})
+        self.touched, self.reasons = [], []
         self.pressure = self.report = self.loads = self.full = None
         groups: list[Any] = []
         room = most
@@ -115,16 +139,29 @@ class Peer:
                 groups.append((link.task, link.source, link.stream, piece))
                 room -= len(piece)
                 if room <= 0:
-                    yield from _encoded(Frame(token, groups), taken, broken)
-                    groups, room = [], most
-        rest.groups = groups
-        yield from _encoded(rest, taken, broken)
+                    frame.groups = groups
+                    yield from _encoded(frame, taken, broken)
+                    frame, groups, room = Frame(token, to=self.token), [], most
+        frame.groups = groups
+        if groups or frame is first:
+            yield from _encoded(frame, taken, broken)
+
+
+def _notice_silence(socket: zmq.Socket[bytes]) -> None:
+    """Drop connections that carry nothing, not even responses to pings; the kernel asks as well where ZeroMQ waits."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MILLIS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MILLIS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, _SILENT_MILLIS)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
 def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
     try:
         raw = encode_frame(frame)
-        if len(raw) <= MAX_FRAME_BYTES:
+        if can_travel(raw):
             yield raw
             return
     except Exception:
@@ -149,13 +186,13 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
             raws: list[Any] = many
             try:
                 raws = [one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one)) for one in many]
-                raw = encode_frame(Frame(frame.token, [(task, source, stream, [(root, edge, raws)])]))
-                if len(raw) <= MAX_FRAME_BYTES:
+                raw = encode_frame(Frame(frame.token, [(task, source, stream, [(root, edge, raws)])], to=frame.to))
+                if can_travel(raw):
                     yield raw
                     continue
                 error: Exception = ValueError(
-                    f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES}: send a reference to it "
-                    "(a path, a key), or several smaller tuples"
+                    f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES} bytes or {MAX_FRAME_CONTAINERS} "
+                    "lists, maps and other containers: send a reference to it (a path, a key), or several smaller tuples"
                 )
             except Exception as cause:
                 error = cause
@@ -176,13 +213,13 @@ class Transport:
         self._link_key = link_key
         self.batch = batch
         self.peers: dict[tuple[str, int], Peer] = {}
-        self.unsendable = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.RCVHWM, _RECEIVE_FRAMES)
         self._router.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        _notice_silence(self._router)
         secure_server(self._router, link_key)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
@@ -201,12 +238,14 @@ class Transport:
 
     # -- peers ------------------------------------------------------------------------------------------
 
-    def set_peers(self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]) -> None:
-        """Connect to these slots, and drop all others with their backlogs."""
+    def set_peers(self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]) -> list[bytes]:
+        """Connect to these slots, and drop all others; their backlogs."""
         living = set(alive)
+        unsent: list[bytes] = []
         for slot, peer in list(self.peers.items()):
             if addresses.get(slot) != peer.address:
                 peer.socket.close()
+                unsent += peer.backlog
                 del self.peers[slot]
         for slot, address in addresses.items():
             peer = self.peers.get(slot)
@@ -217,11 +256,13 @@ class Transport:
                 socket.setsockopt(zmq.SNDBUF, _SOCKET_BYTES)
                 socket.setsockopt(zmq.IMMEDIATE, 1)
                 socket.setsockopt(zmq.RECONNECT_IVL, 20)
-                socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+                socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLIS)
+                _notice_silence(socket)
                 secure_client(socket, self._link_key)
                 socket.connect(f"tcp://{address}")
                 peer = self.peers[slot] = Peer(slot, address, socket)
             peer.alive = slot in living
+        return unsent
 
     def flush(self, broken: Broken) -> None:
         """Send this pass's output; the backlog keeps in order what cannot be sent now."""
@@ -231,17 +272,18 @@ class Transport:
                     peer.backlog.append(raw)
                     peer.backlog_bytes += len(raw)
             backlog = peer.backlog
-            if not backlog:
+            if not peer.alive:
+                # Kept for the next worker: a process that is ending may still be connected.
+                while len(backlog) > _DROP_FRAMES or (peer.backlog_bytes > _DROP_BYTES and len(backlog) > 1):
+                    peer.backlog_bytes -= len(backlog.popleft())
+                    peer.dropped += 1
                 continue
             try:
                 while backlog:
                     peer.socket.send(backlog[0], zmq.NOBLOCK)
                     peer.backlog_bytes -= len(backlog.popleft())
             except zmq.Again:
-                if not peer.alive:
-                    while len(backlog) > _DROP_FRAMES or (peer.backlog_bytes > _DROP_BYTES and len(backlog) > 1):
-                        peer.backlog_bytes -= len(backlog.popleft())
-                        peer.dropped += 1
+                pass
 
     def busy(self) -> list[tuple[str, int]]:
         """Live peers that receive more slowly than this worker sends."""
@@ -252,8 +294,8 @@ class Transport:
         ]
 
     def waiting(self) -> bool:
-        """Whether any frame waits to be sent."""
-        return any(peer.backlog for peer in self.peers.values())
+        """Whether a frame for a live worker waits to be sent."""
+        return any(peer.alive and peer.backlog for peer in self.peers.values())
 
     def dropped(self) -> int:
         """Frames dropped because their peer could not be reached."""
@@ -298,10 +340,10 @@ class Transport:
             # A full counter wakes it anyway; a closed one has no sleeper.
             pass
 
-    def close(self) -> None:
-        """Close all sockets and drop the backlogs."""
+    def close(self, linger: bool = False) -> None:
+        """Close all sockets and drop the backlogs; ``linger``: what was sent before may still leave."""
         for peer in self.peers.values():
-            peer.socket.close()
+            peer.socket.close(_LINGER_MILLIS if linger else 0)
         self.peers.clear()
         self._router.close()
         self._context.term()

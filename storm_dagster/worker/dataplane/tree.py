@@ -17,9 +17,13 @@ from typing import Any
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.core.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest
 
 _NUMBERS = 4096
+_MOST_REASONS = 4096
+Reason = tuple[int, str, str]
+"""Why a tuple failed: (task, component, text of at most 500 characters)."""
 # A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of them.
 next_edge: Callable[[], int] = chain.from_iterable(
     map(Struct(f"<{_NUMBERS}Q").unpack, map(os.urandom, repeat(8 * _NUMBERS)))
@@ -43,6 +47,8 @@ class Tree(msgspec.Struct, eq=False, gc=False):
     parents: Any = None
     """The trees (a tuple of them) that this joint tree keeps open, if its tuples have several anchors."""
     failed: bool = False
+    peers: int = 0
+    """Bits of the other workers that it sent tuples to (``engine.lost_workers``)."""
 
 
 def leaves(tree: Tree) -> Iterator[Tree]:
@@ -84,7 +90,7 @@ def joint_anchor(tups: Sequence[Tuple]) -> Tuple:
 class Ledger:
     """Acks, inits and fails since the last flush. Used only by the loop."""
 
-    __slots__ = ("acks", "fails", "inits")
+    __slots__ = ("acks", "fails", "inits", "others", "reasons", "touched")
 
     def __init__(self) -> None:
         self.acks: dict[int, int] = {}
@@ -92,6 +98,13 @@ class Ledger:
         self.inits: list[tuple[int, int, int]] = []
         """(root, value, spout task)."""
         self.fails: list[int] = []
+        self.reasons: BoundedMap[int, Reason] = BoundedMap(_MOST_REASONS)
+        """Root -> why it failed, here or in another worker; until its spout asks, or too many others failed since."""
+        self.touched: list[tuple[int, int]] = []
+        """(root, bits of the workers that its tree was sent on to), for the acker."""
+        self.others: tuple[int, ...] = ()
+        """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout notices. Empty
+        with two workers: what the other one has parts of, the spout sent there."""
 
     def add(self, tree: Tree, tuples: int = 1) -> None:
         """Count ``tuples`` more tuples of ``tree``; the first one of a joint tree opens its parents."""
@@ -114,6 +127,9 @@ class Ledger:
             acks = self.acks
             root = tree.root
             acks[root] = acks.get(root, 0) ^ tree.val
+            others = self.others
+            if others and (bits := tree.peers & others[root % len(others)]):
+                self.touched.append((root, bits))
         elif tree.val:
             self.inits.append((tree.root, tree.val, tree.origin.task_id))
         else:
@@ -130,24 +146,26 @@ class Ledger:
             self.done(tree)
         return True
 
-    def fail(self, tup: Any) -> bool:
+    def fail(self, tup: Any, reason: Reason | None = None) -> bool:
         """Fail a received tuple and its roots at all spouts; ``False`` as :meth:`ack`."""
         tree = tup._tree
         if tree is None:
             return False
         tup._tree = None
-        self.fail_tree(tree)
+        self.fail_tree(tree, reason)
         tree.count -= 1
         if not tree.count:
             self.done(tree)
         return True
 
-    def fail_tree(self, tree: Tree) -> None:
+    def fail_tree(self, tree: Tree, reason: Reason | None = None) -> None:
         """Fail all roots of ``tree``, once."""
         for leaf in leaves(tree):
             if leaf.failed:
                 continue
             leaf.failed = True
+            if reason is not None:
+                self.reasons[leaf.root] = reason
             if leaf.origin is not None:
                 leaf.origin.failed.append(leaf.root)
             else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from storm_dagster.core.acking import AckerResult
-from storm_dagster.model.wire import Frame
+from storm_dagster.model.wire import Frame, decode_frame
 from storm_dagster.worker.dataplane.placement import Placement
-from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.dataplane.transport import KINDS, VERDICTS, Peer, Transport
+from storm_dagster.worker.engine.lost_workers import WorkerBits
 from storm_dagster.worker.engine.system import Acker
+from storm_dagster.worker.tasks.results import ResultTracker
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
@@ -25,7 +28,10 @@ class AckExchange:
         self.spouts: list[SpoutBase] = []
         self.placement: Placement | None = None
         self.misdirected: int = 0
-        """Tuples received for tasks that are not here; they failed at once."""
+        """Tuples for tasks or workers that are not there any more; they failed at once."""
+        self.workers = WorkerBits(2 * float(shared.conf.get("topology.message.timeout.secs") or 30))
+        self._homes: list[tuple[Any, ...]] = []
+        """Where each acker is; an acker that moves or restarts knows nothing of its trees."""
 
     def fail_misdirected(self, bundles: Any) -> None:
         """Fail the trees of tuples received for a task that is not here."""
@@ -37,67 +43,109 @@ class AckExchange:
             else:
                 self._shared.ledger.fails.extend(root[::2])
 
+    def fail_unsent(self, frames: Iterable[bytes]) -> None:
+        """Fail the tuples in frames for a worker that is not used any more."""
+        for raw in frames:
+            for _, _, _, bundles in decode_frame(raw).groups:
+                self.fail_misdirected(bundles)
+
+    def on_workers(self, now: float) -> None:
+        """Fail the trees with parts in workers that are gone, and those of ackers that are gone."""
+        placement, transport = self.placement, self._transport
+        assert placement is not None
+        if transport is None:
+            return
+        gone = self.workers.place(transport.peers.keys(), placement.tokens, now)
+        for slot, peer in transport.peers.items():
+            peer.token, peer.bit = self.workers.of_slot(slot)
+        ledger, before = self._shared.ledger, self._homes
+        self._homes = []
+        others: list[int] = []
+        for task in self._shared.acker_tasks:
+            peer = self._peer_of(task)
+            bit = 0 if peer is None else peer.bit
+            self._homes.append((task, placement.slots.get(task), bit, task in self.ackers))
+            others.append(~bit)
+        ledger.others = tuple(others) if len(transport.peers) > 1 else ()
+        moved = {index for index, home in enumerate(before) if self._homes[index : index + 1] != [home]}
+        if len(self._homes) != len(before):
+            moved = set(range(len(before)))
+        if not (gone or moved):
+            return
+        for spout in self.spouts:
+            spout.lose(gone, len(before), moved)
+        result = AckerResult()
+        for acker in self.ackers.values():
+            acker.table.lose(acker.table.touching(gone), result)
+        self.deliver_results(result)
+
+    def _touch(self, acker: Acker, token: str, roots: list[int], now: float, result: AckerResult) -> None:
+        bit = self.workers.bit_of(token, now)
+        if bit:
+            acker.table.touch(roots, bit)
+        else:
+            acker.table.lose(roots, result)
+
     def on_frame(self, frame: Frame) -> None:
         """Apply a peer's acks to the ackers here, and its results to the spouts here."""
-        for task, roots in frame.acked:
-            runner = self.runners.get(task)
-            if isinstance(runner, SpoutBase):
-                runner.acked.extend(roots)
-        for task, roots in frame.failed:
-            self.notify_failed(task, roots)
-        if not (frame.acks or frame.inits or frame.fails):
+        for root, by, component, why in frame.reasons:
+            self._shared.ledger.reasons[root] = (by, component, why)
+        for verdict in VERDICTS:
+            for task, roots in getattr(frame, verdict):
+                self._notify(verdict, task, roots)
+        if not (frame.acks or frame.inits or frame.fails or frame.touched):
             return
         result = AckerResult()
         now = self._shared.clock()
-        for task, flat in frame.inits:
+        for kind in KINDS:
+            for task, flat in getattr(frame, kind):
+                if task in self.ackers:
+                    self.ackers[task].apply(now, result, **{kind: flat})
+        for task, token, roots in frame.touched:
             if task in self.ackers:
-                parts = iter(flat)
-                self.ackers[task].table.apply(now, inits=zip(parts, parts, parts, strict=True), into=result)
-        for task, flat in frame.acks:
-            if task in self.ackers:
-                parts = iter(flat)
-                self.ackers[task].table.apply(now, acks=zip(parts, parts, strict=True), into=result)
-        for task, flat in frame.fails:
-            if task in self.ackers:
-                self.ackers[task].table.apply(now, fails=flat, into=result)
+                self._touch(self.ackers[task], token, roots, now, result)
         self.deliver_results(result)
 
     def deliver_results(self, result: AckerResult) -> None:
         """Notify spouts, here and in other workers."""
         placement = self.placement
         assert placement is not None
-        for task, roots in result.acked.items():
-            runner = self.runners.get(task)
-            if isinstance(runner, SpoutBase):
-                runner.acked.extend(roots)
-            else:
-                peer = self._peer_of(task)
-                if peer is not None:
-                    peer.acked.setdefault(task, []).extend(roots)
-        for task, roots in result.failed.items():
-            if task in self.runners:
-                self.notify_failed(task, roots)
-            else:
-                peer = self._peer_of(task)
-                if peer is not None:
-                    peer.failed.setdefault(task, []).extend(roots)
+        for verdict in VERDICTS:
+            for task, roots in getattr(result, verdict).items():
+                if not self._notify(verdict, task, roots) and (peer := self._peer_of(task)) is not None:
+                    getattr(peer, verdict).setdefault(task, []).extend(roots)
+                    if verdict == "failed":
+                        self._explain(peer, roots)
         if result.unrouted:
-            self.notify_failed(0, result.unrouted)
+            self._notify("failed", 0, result.unrouted)
             if self._transport is not None:
                 for peer in self._transport.peers.values():
                     peer.failed.setdefault(0, []).extend(result.unrouted)
+                    self._explain(peer, result.unrouted)
+
+    def _explain(self, peer: Peer, roots: Iterable[int]) -> None:
+        known = self._shared.ledger.reasons
+        peer.reasons += [(root, *known[root]) for root in roots if root in known]
 
     def _peer_of(self, task: int) -> Any:
         assert self.placement is not None
         slot = self.placement.slots.get(task)
         return self._transport.peers.get(slot) if self._transport is not None and slot is not None else None
 
-    def notify_failed(self, task: int, roots: list[int]) -> None:
-        """Fail trees of a spout task (0: of any)."""
-        for runner in self.spouts:
-            if task in (0, runner.task_id):
-                entries = runner.pending.entries
-                runner.failed.extend(root for root in roots if root in entries)
+    def _origin(self, task: int) -> SpoutBase | ResultTracker | None:
+        """What tracks the trees of a task here: a spout, or the results of a windowed bolt."""
+        runner = self.runners.get(task)
+        return runner if runner is None or isinstance(runner, SpoutBase) else runner.results
+
+    def _notify(self, verdict: str, task: int, roots: list[int]) -> bool:
+        """Tell a spout or windowed task (0: all of them) what became of its trees. Whether one is here."""
+        found = False
+        for number in (task,) if task else list(self.runners):
+            origin = self._origin(number)
+            if origin is not None:
+                found, entries = True, origin.pending.entries
+                getattr(origin, verdict).extend(roots if task else [root for root in roots if root in entries])
+        return found
 
     def flush(self, now: float) -> bool:
         """Send the acks of this pass to the ackers. Whether spouts of this worker got results from it."""
@@ -107,6 +155,7 @@ class AckExchange:
         acks, ledger.acks = ledger.acks, {}
         inits, ledger.inits = ledger.inits, []
         fails, ledger.fails = ledger.fails, []
+        touched, ledger.touched = ledger.touched, []
         count = len(ackers)
         if not count:
             # No ackers any more: pending tuples time out.
@@ -121,27 +170,24 @@ class AckExchange:
         for root in fails:
             fail_lists[root % count].append(root)
         result = AckerResult()
-        for index, task in enumerate(ackers):
-            flat_acks, flat_inits, flat_fails = ack_lists[index], init_lists[index], fail_lists[index]
+        for task, *flats in zip(ackers, init_lists, ack_lists, fail_lists, strict=True):
             local = self.ackers.get(task)
             if local is not None:
-                triples, pairs = iter(flat_inits), iter(flat_acks)
-                local.table.apply(
-                    now,
-                    zip(triples, triples, triples, strict=True),
-                    zip(pairs, pairs, strict=True),
-                    flat_fails,
-                    result,
-                )
-                continue
-            peer = self._peer_of(task)
-            if peer is None:
-                continue
-            if flat_acks:
-                peer.acks.setdefault(task, []).extend(flat_acks)
-            if flat_inits:
-                peer.inits.setdefault(task, []).extend(flat_inits)
-            if flat_fails:
-                peer.fails.setdefault(task, []).extend(flat_fails)
+                local.apply(now, result, *flats)
+            elif (peer := self._peer_of(task)) is not None:
+                for kind, flat in zip(KINDS, flats, strict=True):
+                    if flat:
+                        getattr(peer, kind).setdefault(task, []).extend(flat)
+                self._explain(peer, flats[KINDS.index("fails")])
+        parts: dict[tuple[int, int], list[int]] = {}
+        for root, bits in touched:
+            parts.setdefault((root % count, bits), []).append(root)
+        for (index, bits), roots in parts.items():
+            task = ackers[index]
+            for token in self.workers.tokens_of(bits):
+                if task in self.ackers:
+                    self._touch(self.ackers[task], token, roots, now, result)
+                elif (peer := self._peer_of(task)) is not None:
+                    peer.touched.append((task, token, roots))
         self.deliver_results(result)
-        return bool(result.acked or result.failed or result.unrouted)
+        return bool(result.acked or result.failed or result.lost or result.unrouted)

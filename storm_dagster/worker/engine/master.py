@@ -11,6 +11,7 @@ import msgspec
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
 from storm_dagster.model.wire import WorkerReport
+from storm_dagster.worker.dataplane.placement import Placement
 
 
 class ListeningClock:
@@ -43,6 +44,7 @@ class TopologyMasterTable:
         """``node:port`` -> (report, time of receipt, beats of that process)."""
         self._awaited: dict[int, float] = {}
         """Task without a report -> when it was first missed."""
+        self._placement: Placement | None = None
 
     def receive(self, report: WorkerReport, now: float) -> None:
         """Store a report; a new process of a slot starts to count at 1. ``now`` is of a :class:`ListeningClock`."""
@@ -52,12 +54,21 @@ class TopologyMasterTable:
             count = known[2] + 1 if known is not None and known[0].pid == report.pid else 1
             self._reports[key] = (report, now, count)
 
-    def keep_only(self, slots: Iterable[str]) -> None:
-        """Drop the workers that are not assigned any more."""
-        wanted = set(slots)
+    def follow(self, placement: Placement) -> None:
+        """Judge by ``placement`` from now on; reports of other slots, and of former processes, are dropped."""
         with self._lock:
-            for key in [key for key in self._reports if key not in wanted]:
-                del self._reports[key]
+            known = self._placement.tokens if self._placement is not None else {}
+            started = {slot for token, slot in placement.tokens.items() if token not in known}
+            wanted = {f"{node}:{port}" for node, port in {*placement.slots.values()} - started}
+            self._reports = {key: found for key, found in self._reports.items() if key in wanted}
+            self._placement = placement
+
+    def _judged_tasks(self, report: WorkerReport) -> set[int]:
+        """Tasks of a report that its slot still holds."""
+        tasks, placement = {int(task) for task in report.tasks}, self._placement
+        if placement is None:
+            return tasks
+        return {task for task in tasks if placement.slots.get(task) == (report.node, report.port)}
 
     def beats(self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0) -> TaskBeats:
         """The liveness record.
@@ -69,15 +80,13 @@ class TopologyMasterTable:
         dead: set[int] = set()
         with self._lock:
             reports = dict(self._reports)
-            named = {int(task) for report, _, _ in reports.values() for task in report.tasks}
+            version = self._placement.version if self._placement is not None else -1
+            judged = [(self._judged_tasks(report), now - received) for report, received, _ in reports.values()]
+            named = {task for mine, _ in judged for task in mine}
             self._awaited = {task: self._awaited.get(task, now) for task in known - named}
             dead.update(task for task, since in self._awaited.items() if now - since > launch)
-        for report, received, _ in reports.values():
-            if now - received > timeout:
-                dead.update(int(task) for task in report.tasks)
-        for report, received, _ in reports.values():
-            if now - received <= timeout:
-                dead.difference_update(int(task) for task in report.tasks)
+        dead.update(task for mine, silent in judged if silent > timeout for task in mine)
+        dead.difference_update(task for mine, silent in judged if silent <= timeout for task in mine)
         return TaskBeats(
             topology_id=self.topology_id,
             topology_master=self.task,
@@ -86,6 +95,7 @@ class TopologyMasterTable:
                 for key, (report, received, count) in sorted(reports.items())
             },
             dead=encode_ranges(dead & known),
+            version=version,
         )
 
     def metric_names(self) -> list[str]:
@@ -111,10 +121,5 @@ class TopologyMasterTable:
                 "system": report.system,
             }
             for task, one in report.tasks.items():
-                tasks[task] = {**msgspec.to_builtins(one), "node": report.node, "port": report.port}
-                for name in ("stats", "windows", "streams", "window_streams", "latencies", "metrics"):
-                    tasks[task].setdefault(name, {})
-                tasks[task].setdefault("errors", 0)
-                tasks[task].setdefault("waiting", 0)
-                tasks[task].setdefault("uptime_secs", 0)
+                tasks[task] = {**msgspec.structs.asdict(one), "node": report.node, "port": report.port}
         return {"tasks": tasks, "workers": workers}

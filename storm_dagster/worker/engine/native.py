@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,16 +16,18 @@ from storm_dagster.model.topology import ComponentObject, ComponentSpec, Topolog
 from storm_dagster.model.values import REGISTER_KEY, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
 from storm_dagster.worker.dataplane.placement import Placement, by_component
-from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes, resolve
+from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
+from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
 from storm_dagster.worker.engine.acks import AckExchange
+from storm_dagster.worker.engine.closing import close_runners, senders_first
+from storm_dagster.worker.engine.creation import make_runner
 from storm_dagster.worker.engine.loads import Loads
 from storm_dagster.worker.engine.pressure import Pressure
 from storm_dagster.worker.engine.system import Acker, TopologyMaster
-from storm_dagster.worker.tasks.bolts import BoltRunner
 from storm_dagster.worker.tasks.runner import Runner, Shared
-from storm_dagster.worker.tasks.spouts import SpoutBase, SpoutRunner
+from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class NativeEngine:
         self._release_at = shared.clock() + 10.0
         self._pressure = Pressure(conf, transport, spec)
         self._loads = Loads(conf, transport)
+        shared.redirect = self._redirect
 
     # -- placement --------------------------------------------------------------------------------------
 
@@ -83,7 +85,8 @@ class NativeEngine:
         """Apply a placement: open the tasks in ``placement.open``, close all others, rebuild the routes."""
         previous, self.placement = self.placement, placement
         self.exchange.placement = placement
-        self.shared.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
+        self.shared.storage.home = placement.state
+        self.shared.storage.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
         self.close_tasks(self.runners.keys() - placement.open)
         self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
         same_places = (
@@ -95,14 +98,15 @@ class NativeEngine:
         )
         if self.transport is not None:
             used = {slot for slot in placement.slots.values() if slot != self.slot}
-            self.transport.set_peers(
-                {slot: address for slot, address in placement.addresses.items() if slot in used},
-                placement.tokens.values(),
-            )
+            addresses = {slot: address for slot, address in placement.addresses.items() if slot in used}
+            self.exchange.fail_unsent(self.transport.set_peers(addresses, placement.tokens.values()))
         for task in sorted(placement.open - self.runners.keys()):
             self._open(task)
         if not same_places:
             self._rewire()
+        self.exchange.on_workers(self.shared.clock())
+        if previous is not None:
+            self._pressure.forget(slot for token, slot in previous.tokens.items() if token not in placement.tokens)
         for task in list(self._held):
             held = self._held.pop(task)
             runner = self.runners.get(task)
@@ -114,7 +118,7 @@ class NativeEngine:
                 for tup in held:
                     self.shared.ledger.fail(tup)
         if self.master is not None:
-            self.master.table.keep_only(f"{node}:{port}" for node, port in set(placement.slots.values()))
+            self.master.table.follow(placement)
         self._update_spouts(self.shared.clock())
 
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
@@ -132,9 +136,6 @@ class NativeEngine:
             task for task, runner in self.runners.items() if runner.kind != "system" and runner.component in changed
         ]
 
-    def _component_conf(self, part: ComponentSpec) -> dict[str, Any]:
-        return {**self.conf, **part.conf}
-
     def _open(self, task: int) -> None:
         assert self.placement is not None
         component = self.placement.components[task]
@@ -145,7 +146,7 @@ class NativeEngine:
             tasks=self.placement.components,
             task_id=task,
             component=component,
-            conf=self._component_conf(part),
+            conf={**self.conf, **part.conf},
             host=self.host,
             port=self.slot[1],
             node=self.slot[0],
@@ -154,6 +155,7 @@ class NativeEngine:
             owns=self.shared.owns,
             now_ms=self.shared.now_ms,
             assignment_version=self.placement.version,
+            open_state=self.shared.storage.open_task_state,
         )
         runner: Runner
         if component == ACKER:
@@ -161,7 +163,7 @@ class NativeEngine:
         elif component == TOPOLOGY_MASTER:
             runner = self.master = TopologyMaster(self.shared, context, part)
         else:
-            runner = _make_runner(self.shared, context, part, is_spout=component in self.spec.spouts)
+            runner = make_runner(self.shared, context, part, is_spout=component in self.spec.spouts)
         self.runners[task] = runner
         self._starting = True
         if isinstance(runner, SpoutBase):
@@ -177,7 +179,7 @@ class NativeEngine:
         closing = [self.runners[task] for task in tasks if task in self.runners]
         for runner in closing:
             _log.info("closing task %d (%s)", runner.task_id, runner.component)
-        self._close_runners(closing, time.monotonic() + self._grace(), retire=True)
+        close_runners(closing, self._attempt, time.monotonic() + self._grace(), retire=True)
         for runner in closing:
             task = runner.task_id
             del self.runners[task]
@@ -246,6 +248,16 @@ class NativeEngine:
 
         return link
 
+    def _redirect(self, tup: Tuple, task: int) -> None:
+        """Send a tuple on to another task of its component."""
+        self.exchange.misdirected += 1
+        if self.placement is not None and task in self.placement.slots:
+            link = self._linker(tup.task, {})(task, tup.stream)
+            deliver(link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, tup.values)
+            self.shared.ledger.ack(tup)
+        else:
+            self.shared.ledger.fail(tup)
+
     # -- frames -----------------------------------------------------------------------------------------
 
     def deliver(self, frame: Frame, size: int = 0) -> None:
@@ -254,7 +266,12 @@ class NativeEngine:
         assert placement is not None
         components = placement.components
         self._pressure.on_frame(frame.groups, size, self.runners)
+        # Sent to the worker before this one: its trees are replayed. Tuples of no tree are taken.
+        late = self.transport is not None and frame.to not in ("", self.transport.token)
         for target, source, stream, bundles in frame.groups:
+            if late:
+                self.exchange.fail_misdirected([bundle for bundle in bundles if bundle[0]])
+                bundles = [bundle for bundle in bundles if not bundle[0]]
             runner = self.runners.get(target)
             if runner is None:
                 held = self._held.setdefault(target, []) if target in placement.mine else None
@@ -293,6 +310,8 @@ class NativeEngine:
         self.exchange.fail_misdirected([(root, 0, many)])
         runner = self.runners.get(link.source)
         if runner is not None:
+            for one in (root,) if isinstance(root, int) else root[::2]:
+                self.shared.ledger.reasons[one] = runner.reason_of(error)
             if not isinstance(error, ValueError):
                 error = InvalidRequest(f"a value is {error}")
             runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
@@ -328,6 +347,7 @@ class NativeEngine:
                     self._crash(runner, error)
                 if runner.crashed:
                     worked = True
+                    self._starting = True
                     self._attempt(runner, "restart", runner.restart)
         shared.at = None
         if shared.events.pending and shared.events.run(now):
@@ -366,8 +386,6 @@ class NativeEngine:
             except self.shared.catches as error:
                 self._crash(runner, error)
             runner.stats.snapshot(now)
-            if runner.status == "starting":
-                self._starting = True
         self._pressure.expire(now)
         self._update_spouts(now)
 
@@ -433,65 +451,25 @@ class NativeEngine:
     def _grace(self) -> float:
         return 0.7 * float(self.conf.get("supervisor.worker.shutdown.sleep.secs") or 0)
 
-    def _close_runners(self, runners: Collection[Runner], until: float, *, retire: bool) -> None:
-        """Close tasks. All threads end side by side, until a moment of ``time.monotonic()``; then those that have not
-        ended are left behind."""
-        for runner in runners:
-            self._attempt(runner, "close", lambda runner=runner: runner.begin_close(retire=retire))
-        # The others close while the threads end.
-        waiting: list[Runner] = []
-        for runner in runners:
-            if runner.has_ended():
-                self._attempt(runner, "close", runner.retire if retire else runner.close)
-            else:
-                waiting.append(runner)
-        while waiting:
-            over = time.monotonic() >= until
-            for runner in list(waiting):
-                if runner.has_ended() or over:
-                    waiting.remove(runner)
-                    self._attempt(runner, "close", runner.retire if retire else runner.close)
-            if waiting:
-                time.sleep(0.001)
-
     def close(self, since: float | None = None) -> None:
-        """Close all tasks gracefully, before the supervisor kills the worker, which it asked to stop at ``since``."""
-        self.shared.closing = True
-        self._update_spouts(self.shared.clock())
-        until = (time.monotonic() if since is None else since) + self._grace()
-        self._close_runners(list(self._order), until, retire=False)
-        self.shared.events.drop()
+        """Close all tasks gracefully, before the supervisor kills the worker, which it asked to stop at ``since``.
+
+        Senders close before receivers, and spouts last, since the others may complete their trees. What is to be sent
+        then is in the next ``Transport.flush``.
+        """
+        shared = self.shared
+        shared.closing = True
+        self._update_spouts(shared.clock())
+        begin = time.monotonic() if since is None else since
+        others = senders_first(self.spec, (one for one in self._order if one.kind != "spout"))
+        close_runners(others, self._attempt, begin + 0.8 * self._grace(), retire=False)
+        self.exchange.flush(shared.clock())
+        for spout in self.exchange.spouts:
+            self._attempt(spout, "close", lambda spout=spout: spout.run(shared.clock()))
+        close_runners(self.exchange.spouts, self._attempt, begin + self._grace(), retire=False)
+        self.exchange.flush(shared.clock())
+        shared.events.drop()
         self.runners.clear()
         self._order.clear()
         self.exchange.spouts.clear()
         self.exchange.ackers.clear()
-
-
-def _make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
-    """Create the runner of one task of a user's component.
-
-    A class that cannot be imported gets a plain runner, which reports the error when it starts.
-    """
-    if part.object.shell is not None:
-        from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
-
-        return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
-    blocking = concurrent = takes_messages = False
-    try:
-        code = resolve(part.object.python or "")
-        blocking = bool(getattr(code, "blocking", False))
-        takes_messages = is_spout and bool(getattr(code, "_takes_peer_messages", False))
-        concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
-    except shared.catches:
-        # The first start reports the same error.
-        blocking = False
-    if blocking or concurrent:
-        from storm_dagster.worker.tasks.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
-        from storm_dagster.worker.tasks.thread_spouts import BlockingSpoutRunner
-
-        if is_spout:
-            spout = BlockingSpoutRunner(shared, context, part)
-            spout.takes_peer_messages = takes_messages
-            return spout
-        return (AsyncBoltRunner if concurrent else BlockingBoltRunner)(shared, context, part)
-    return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)

@@ -73,6 +73,11 @@ class Pressure:
         else:
             self._peers.pop(slot, None)
 
+    def forget(self, slots: Iterable[tuple[str, int]]) -> None:
+        """End the back pressure of workers that are gone: who was killed under load cannot take it back."""
+        for slot in slots:
+            self._peers.pop(slot, None)
+
     def expire(self, now: float) -> None:
         """Drop requests that were not repeated."""
         if self._peers:

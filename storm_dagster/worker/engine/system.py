@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from storm_dagster.api.context import TopologyContext
-from storm_dagster.core.acking import AckTracker
+from storm_dagster.core.acking import AckerResult, AckTracker
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route
 from storm_dagster.worker.engine.master import ListeningClock, TopologyMasterTable
@@ -30,6 +31,18 @@ class Acker(Runner):
     def wire(self, routes: dict[str, Route]) -> None:
         """Count sent messages as one stream; an acker has no routes."""
         self.routes["__ack_ack"] = self.sent
+
+    def apply(
+        self,
+        now: float,
+        into: AckerResult,
+        inits: Sequence[int] = (),
+        acks: Sequence[int] = (),
+        fails: Sequence[int] = (),
+    ) -> None:
+        """As :meth:`AckTracker.apply`, of flat lists, as frames have them."""
+        triples, pairs = iter(inits), iter(acks)
+        self.table.apply(now, zip(triples, triples, triples, strict=True), zip(pairs, pairs, strict=True), fails, into)
 
     def on_clock(self, now: float) -> None:
         """Drop trees that have timed out."""

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
+import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.core.upgrade.machine import pick
 from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
-from storm_dagster.model.records import Assignment, StormBase, WorkerNode
+from storm_dagster.model.records import Assignment, StateHome, StormBase, WorkerNode
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.tasks.state_storage import marker_path
 from storm_dagster.zk.gray_upgrades import write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -35,7 +40,8 @@ _RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")
 _BLOCKED_SECS = 0.5
 """Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
-_UPGRADE_READ_SECS = 15.0
+_ERRORS_SECS = 1.0
+_UPGRADE_READ_SECS = 600.0
 _MOST_NAMES = 1000
 """Names beyond these get no id, so that the node stays small."""
 
@@ -62,7 +68,11 @@ class ClusterSync:
         """The view must be read again."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="cluster-sync", daemon=True)
-        self._errors: queue.Queue[tuple[int, str, str, int]] = queue.Queue(maxsize=1000)
+        self._openings: deque[tuple[str, tuple[int, int], str, bool, Future[None]]] = deque()
+        self._errors: dict[tuple[str, str], tuple[int, str, int, int]] = {}
+        """(component, group) -> (task, text, seconds, count) of errors to write."""
+        self._errors_lock = threading.Lock()
+        self._errors_due = 0.0
         self._started_ms = int(time.time() * 1000)
         self._owned: frozenset[int] = frozenset()
         self._written: tuple[WorkerNode, int] | None = None
@@ -71,6 +81,7 @@ class ClusterSync:
         self._components: tuple[int, dict[int, str]] | None = None
         """(version of the assignment, task -> component)."""
         self._next_beat = 0.0
+        self._dead = ""
         self._runs_master = False
         self._metric_ids = MetricIdsDriver(spec.topology_id, conf, cluster)
         self._upgrades = UpgradeDriver(spec.topology_id, cluster, lease)
@@ -104,19 +115,28 @@ class ClusterSync:
         self._stale.set()
         self._event.set()
 
-    def report_error(self, task: int, component: str, text: str, secs: int) -> None:
-        """Record an error of a task, unless a thousand are pending; any thread."""
-        try:
-            self._errors.put_nowait((task, component, text, secs))
-        except queue.Full:
-            return
+    def report_error(self, task: int, component: str, text: str, secs: int, group: str) -> None:
+        """Record an error of a task, unless a thousand groups are pending; any thread."""
+        key = (component, group)
+        with self._errors_lock:
+            _, before, _, count = self._errors.get(key, (0, "", 0, 0))
+            if count or len(self._errors) < _MOST_NAMES:
+                self._errors[key] = (task, text or before, secs, count + 1)
+        if not count:
+            self._event.set()
+
+    def publish_opening(self, key: str, opening: tuple[int, int], host: str, local: bool) -> Future[None]:
+        """Record the opening of a task's state; any thread. See :class:`StateStorage`."""
+        done: Future[None] = Future()
+        self._openings.append((key, opening, host, local, done))
         self._event.set()
+        return done
 
     # -- the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         session = self.cluster.session
-        poll = float(self.conf.get("task.refresh.poll.secs") or 10)
+        poll = float(self.conf.get("task.refresh.poll.secs") or 600)
         pause = 0.0
         blocked = False
         while not self._stopping:
@@ -127,7 +147,7 @@ class ClusterSync:
             interval = max(0.1, min(1.0, session.negotiated_timeout_ms / 5000.0))
             pause = interval
             try:
-                session.ping()
+                # No request while nothing is due: the pings of the session keep the lease.
                 now = time.monotonic()
                 due = now - self._refreshed >= (_BLOCKED_SECS if blocked else poll)
                 if self._stale.is_set() or due or not self.lease.granted:
@@ -137,6 +157,7 @@ class ClusterSync:
                 if blocked:
                     pause = min(pause, _BLOCKED_SECS)
                 self._write_node()
+                self._write_openings()
                 self._write_errors()
                 self._write_beats()
                 self._advance_upgrade()
@@ -197,6 +218,7 @@ class ClusterSync:
             self.loop.post(lambda: self.loop.restore_levels(kept))
             self._levels_known = True
         placement = self._placement(assignment, at.version, owned, wanted, live)
+        placement = replace(placement, state=self._read_state_home(assignment, at.version))
         active = base.status in _RUNNING
         self.loop.post(lambda: self.loop.place(placement, active))
         return owned != wanted
@@ -239,6 +261,7 @@ class ClusterSync:
             started_ms=self._started_ms,
             status="running" if running else "starting",
             code=self.spec.code,
+            dead=self._dead,
         )
         session = self.cluster.session.session_id
         if self._written == (record, session):
@@ -254,12 +277,55 @@ class ClusterSync:
         self.lease.revoke()
         self.loop.supersede(reason)
 
+    def _read_state_home(self, assignment: Assignment, version: int) -> StateHome:
+        """Where the topology's state lies. The first worker of several hosts marks its storage."""
+        topology_id, folder = self.spec.topology_id, self.loop.engine.state_dir
+        home = self.cluster.read_state_home(topology_id)
+        several = len({worker.host for worker in assignment.workers}) > 1
+        if home.marker or not several or folder is None or self.conf.get("topology.state.local"):
+            return home
+        mine = secrets.token_hex(8)
+        path = marker_path(folder, self.loop.engine.spec.name or topology_name_of(topology_id), mine)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            home = self.cluster.change_state_home(
+                topology_id,
+                lambda now: now if now.marker else now.model_copy(update={"marker": mine}),
+                assignment_version=version,
+            )
+        except OSError as error:
+            _log.warning("topology.state.dir cannot be written: %s", error)
+        if home.marker != mine:
+            path.unlink(missing_ok=True)
+        return home
+
+    def _write_openings(self) -> None:
+        pending = list(self._openings)
+        if self._view is None or not pending:
+            return
+
+        def changed(home: StateHome) -> StateHome:
+            local = set(home.local)
+            for _, _, host, stays, _ in pending:
+                (local.add if stays else local.discard)(host)
+            openings = {**home.openings, **{key: opening for key, opening, *_ in pending}}
+            return home.model_copy(update={"openings": openings, "local": tuple(sorted(local))})
+
+        self.cluster.change_state_home(self.spec.topology_id, changed, assignment_version=self._view[1])
+        for *_, done in pending:
+            self._openings.popleft()
+            done.set_result(None)
+
     def _write_errors(self) -> None:
-        for _ in range(20):
-            try:
-                task, component, text, secs = self._errors.get_nowait()
-            except queue.Empty:
-                return
+        now = time.monotonic()
+        if not self._errors or now < self._errors_due:
+            return
+        # The next ones gather meanwhile: a bolt that fails for every tuple costs one write a second.
+        self._errors_due = now + _ERRORS_SECS
+        for component, group in list(self._errors)[:20]:
+            with self._errors_lock:
+                task, text, secs, count = self._errors.pop((component, group))
             self.cluster.report_error(
                 self.spec.topology_id,
                 task,
@@ -268,8 +334,9 @@ class ClusterSync:
                 host=self.spec.host,
                 port=self.spec.port,
                 time=secs,
+                count=count,
+                group=group,
             )
-        self._event.set()
 
     def _write_beats(self) -> None:
         now = time.monotonic()
@@ -277,11 +344,14 @@ class ClusterSync:
             return
         beats = self.loop.beats(frozenset(self._view[0].task_slots()))
         self._runs_master = beats is not None
-        if beats is None:
-            return
+        if beats is None or beats.version != self._view[1]:
+            return  # The loop has not come to the newest placement: the table judges one that is over.
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
         self.cluster.write_beats(self.spec.topology_id, beats, assignment_version=self._view[1])
         self._next_beat = now + min(10.0, timeout / 3)
+        if beats.dead != self._dead:
+            self._dead = beats.dead
+            self._write_node()
         if self._view[2].status in _RUNNING:
             self._metric_ids.drive(self.loop.metric_names(), self._view[1])
 
@@ -319,7 +389,7 @@ class MetricIdsDriver:
 class UpgradeDriver:
     """The topology master's part in gray upgrades: it picks each batch, as JStorm's GrayUpgradeHandler does.
 
-    It reads ``/gray_upgrade/<id>`` every 15 s and when that changes.
+    It reads ``/gray_upgrade/<id>`` when that changes.
     """
 
     def __init__(self, topology_id: str, cluster: StormClusterState, lease: WorkerLease) -> None:

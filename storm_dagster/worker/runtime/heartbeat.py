@@ -20,8 +20,12 @@ from storm_dagster.worker.tasks.stacks import component_stack
 _log = logging.getLogger(__name__)
 
 
+_BEAT_BYTES = 512
+"""Every beat is as long as the others, so that it can be written over the last one."""
+
+
 class HeartbeatThread:
-    """Thread that replaces the heartbeat file every ``secs`` seconds, if the loop has advanced since."""
+    """Thread that writes the heartbeat file every ``secs`` seconds, if the loop has advanced since."""
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class HeartbeatThread:
         self._status = status
         self._stop = threading.Event()
         self._count = 0
+        self._file: int | None = None
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -62,8 +67,14 @@ class HeartbeatThread:
     def _beat(self) -> None:
         self._count += 1
         beat = HeartbeatFile(pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self._status())
+        text = beat.model_dump_json().ljust(_BEAT_BYTES)
         try:
-            write_atomically(self._path, beat.model_dump_json())
+            if self._file is None:
+                write_atomically(self._path, text)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            else:
+                # In its place: that also works on a disk that is full.
+                os.pwrite(self._file, text.encode(), 0)
         except OSError as error:
             _log.warning("the heartbeat file %s cannot be written: %s", self._path, error)
 

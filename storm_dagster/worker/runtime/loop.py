@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import sys
@@ -17,13 +18,26 @@ import msgspec
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.records import KeptLevels, TaskBeats
-from storm_dagster.model.wire import Frame, Request, StateQuestion, WorkerReport, decode_frame, decode_request
+from storm_dagster.model.wire import (
+    MAX_REQUEST_BYTES,
+    LetterQuestion,
+    Request,
+    StateQuestion,
+    WorkerReport,
+    can_travel,
+    decode_frame,
+    decode_request,
+    decode_request_token,
+    sender_token,
+)
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
+from storm_dagster.worker.tasks.runner import fulfill
+from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +47,8 @@ _PAUSED_SECS = 0.05
 _HOLD_SECS = 2.0
 """How long frames with an unknown token wait for a refresh of the live workers."""
 _MOST_HELD = 1000
-_MOST_HELD_BYTES = 32 * 1024 * 1024
+_MOST_HELD_BYTES = 4 * 1024 * 1024
+_DRAIN_SECS = 0.5
 
 
 class Loop:
@@ -61,8 +76,9 @@ class Loop:
         self.bad_frames = 0
         self.log_levels = LogLevels()
         self._actions: deque[Callable[[], Any]] = deque()
-        self._held: deque[tuple[float, Frame, int]] = deque()
-        """(until, frame with an unknown token, its bytes)."""
+        self._held: deque[tuple[float, str, bytes]] = deque()
+        """(until, unknown token of a frame, the frame, of which nothing else was decoded)."""
+        self._held_bytes = 0
         self._report_secs = float(conf.get("task.heartbeat.frequency.secs") or 3)
         self._next_report = 0.0
         self._reported: dict[int, str] = {}
@@ -80,14 +96,7 @@ class Loop:
     def call(self, action: Callable[[], Any], timeout: float) -> Any:
         """As :meth:`post`, and wait for the result."""
         future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(action())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self.post(run)
+        self.post(lambda: fulfill(future, action))
         return future.result(timeout)
 
     def stop(self) -> None:
@@ -106,7 +115,7 @@ class Loop:
 
     def statuses(self) -> Mapping[int, str]:
         """Task id -> status, of the open tasks (a copy)."""
-        return dict(self.engine.statuses())
+        return self.engine.statuses()
 
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None:
         """Heartbeats of ``tasks``, if the topology master runs here."""
@@ -138,6 +147,10 @@ class Loop:
     def place(self, placement: Placement, active: bool) -> None:
         """Apply a placement."""
         previous = self.engine.placement
+        if previous is not None and not previous.tokens.keys() <= placement.tokens.keys():
+            # Acks that a worker sent before its end are worth more than a replay.
+            for message in self.transport.receive(_MOST_HELD):
+                self._on_message(message)
         self.engine.place(placement)
         self.engine.activate(active)
         if previous is None or previous.version != placement.version:
@@ -194,44 +207,68 @@ class Loop:
         return self.exit_code
 
     def _finish(self) -> None:
-        """Stop the spouts, drain for up to half a second, close the tasks."""
+        """Stop the spouts, drain for up to half a second, close the tasks, and send what they still say.
+
+        A worker of spouts waits for their acks up to twice as long: other workers may be closing as well.
+        """
         _log.info("stopping (SIGTERM)")
         engine = self.engine
         since = time.monotonic()
         engine.activate(False)
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline and self.lease.valid() and engine.placement is not None:
+        deadline = time.monotonic() + _DRAIN_SECS
+        while self.lease.valid() and engine.placement is not None:
+            open_trees = engine.open_trees()
+            if time.monotonic() >= deadline + (_DRAIN_SECS if open_trees else 0.0):
+                break
+            received = self.transport.receive(_FRAMES) if open_trees else []
+            for message in received:
+                self._on_message(message)
             worked = engine.run(time.monotonic())
             self.transport.flush(engine.cannot_travel)
             waits = self.transport.waiting() or engine.shared.events.pending
-            if not worked and engine.drained() and not waits:
-                break
+            if not worked and not received:
+                if engine.drained() and not waits and not open_trees:
+                    break
+                self.transport.wait(0.001)
         engine.close(since)
+        deadline = time.monotonic() + _DRAIN_SECS
+        while self.lease.valid() and time.monotonic() < deadline:
+            self.transport.flush(engine.cannot_travel)
+            if not self.transport.waiting():
+                break
+            time.sleep(0.001)
 
     def _on_message(self, message: list[bytes]) -> None:
         payload = message[-1]
         if payload[:1] == b"{":
             self._on_request(message[:-1], payload)
             return
-        try:
-            frame = decode_frame(payload)
-        except msgspec.MsgspecError:
+        token = sender_token(payload)
+        placement = self.engine.placement
+        if placement is not None and token in placement.tokens:
+            self._deliver(payload)
+            return
+        if not token:
             self.bad_frames += 1
             return
-        placement = self.engine.placement
-        if placement is not None and frame.token in placement.tokens:
-            self._deliver(frame, len(payload))
-            return
-        if len(self._held) >= _MOST_HELD or sum(held[2] for held in self._held) > _MOST_HELD_BYTES:
+        if len(self._held) >= _MOST_HELD or self._held_bytes + len(payload) > _MOST_HELD_BYTES:
             self.unknown_frames += 1
             return
         if not self._held:
             self.request_refresh()
-        self._held.append((time.monotonic() + _HOLD_SECS, frame, len(payload)))
+        self._held.append((time.monotonic() + _HOLD_SECS, token, payload))
+        self._held_bytes += len(payload)
 
-    def _deliver(self, frame: Frame, size: int) -> None:
+    def _deliver(self, raw: bytes) -> None:
         try:
-            self.engine.deliver(frame, size)
+            if not can_travel(raw):
+                raise msgspec.DecodeError("too many containers")
+            frame = decode_frame(raw)
+        except (msgspec.MsgspecError, RecursionError, MemoryError):
+            self.bad_frames += 1
+            return
+        try:
+            self.engine.deliver(frame, len(raw))
         except Exception:
             # Well-formed with impossible contents: not sent by this project.
             self.bad_frames += 1
@@ -241,12 +278,14 @@ class Loop:
         placement = self.engine.placement
         assert placement is not None
         held, self._held = self._held, deque()
+        self._held_bytes = 0
         now = time.monotonic()
-        for until, frame, size in held:
-            if frame.token in placement.tokens:
-                self._deliver(frame, size)
+        for until, token, raw in held:
+            if token in placement.tokens:
+                self._deliver(raw)
             elif now < until:
-                self._held.append((until, frame, size))
+                self._held.append((until, token, raw))
+                self._held_bytes += len(raw)
             else:
                 self.unknown_frames += 1
 
@@ -273,6 +312,7 @@ class Loop:
                 "waiting_tuples": sum(runner.waiting() for runner in self.engine.runners.values()),
                 "back_pressure": int(self.engine.asks_to_wait()),
                 "open_trees": self.engine.open_trees(),
+                "replayed_trees": self.engine.shared.lost_trees,
                 "lease_pauses": self.lease.pauses,
             },
         )
@@ -280,7 +320,7 @@ class Loop:
     def _report(self, now: float) -> None:
         engine, placement = self.engine, self.engine.placement
         assert placement is not None
-        statuses = dict(engine.statuses())
+        statuses = engine.statuses()
         if statuses != self._reported:
             # ClusterSync writes to ZooKeeper when all tasks run.
             self._reported = statuses
@@ -301,13 +341,15 @@ class Loop:
 
     def _on_request(self, envelope: list[bytes], payload: bytes) -> None:
         try:
+            if len(payload) > MAX_REQUEST_BYTES:
+                raise msgspec.DecodeError("too large")
+            if not hmac.compare_digest(decode_request_token(payload).token.encode(), self.spec.token.encode()):
+                self.unknown_frames += 1
+                self.transport.reply(envelope, b'{"error":{"type":"InvalidRequest","message":"wrong token"}}')
+                return
             request = decode_request(payload)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError, MemoryError):
             self.bad_frames += 1
-            return
-        if request.token != self.spec.token:
-            self.unknown_frames += 1
-            self.transport.reply(envelope, b'{"error":{"type":"InvalidRequest","message":"wrong token"}}')
             return
         try:
             reply = msgspec.json.encode(self._answer(request))
@@ -330,7 +372,15 @@ class Loop:
             return {"levels": self.log_levels.document(time.monotonic())}
         if request.state is not None:
             return self._state_page(request.state)
+        if request.letters is not None:
+            return self._letters_page(request.letters)
         return {"pid": os.getpid(), "status": self.status()}
+
+    def _letters_page(self, query: LetterQuestion) -> dict[str, Any]:
+        runner = self.engine.runners.get(query.task)
+        if not isinstance(runner, SpoutBase) or runner.status != "running":
+            raise Unavailable(f"spout task {query.task} is not open in this worker now: ask again in a moment")
+        return runner.letters.answer(query)
 
     def _state_page(self, query: StateQuestion) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)
@@ -338,7 +388,7 @@ class Loop:
             raise Unavailable(f"task {query.task} is not open in this worker now: ask again in a moment")
         if runner.state is None:
             raise InvalidRequest(f"component {runner.component!r} has no keyed state: make it a StatefulBolt")
-        return runner.state.page(query)
+        return runner.state.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:
         master = self.engine.master

@@ -19,16 +19,17 @@ from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, WorkerSpec
+from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
+from storm_dagster.worker.runtime.references import resolve_references
 from storm_dagster.worker.tasks.events import EventSender
 from storm_dagster.worker.tasks.runner import Shared
-from storm_dagster.zk.quorum_lease import lease_of
+from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
         raise Corrupt(f"{spec.conf_path} cannot be read ({error}): the supervisor must fetch it again") from None
     if not isinstance(topology_conf, dict):
         raise Corrupt(f"{spec.conf_path} is not a JSON object: the supervisor must fetch it again")
+    topology_conf = resolve_references(topology_conf)
     topology = decode_topology(spec.topology_path.read_bytes())
     # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
     conf = {**default_conf(), **spec.conf, **{k: v for k, v in topology_conf.items() if v is not None}}
@@ -103,7 +105,7 @@ def run_worker(path: Path) -> int:
     try:
         code = _run(spec, conf, topology, transport, cluster, lease)
     finally:
-        transport.close()
+        transport.close(linger=code == EXIT_STOPPED)
         run_file.remove(Path(spec.home))
         _log.info("worker %s ends with code %d", spec.worker_id, code)
     return code
@@ -135,6 +137,7 @@ def _run(
     loop = Loop(spec, conf, transport, lease, engine)
     sync = ClusterSync(spec, conf, cluster, lease, loop)
     loop.request_refresh = sync.request_refresh
+    shared.storage.write, shared.storage.report = sync.publish_opening, reporter
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     heartbeat = HeartbeatThread(
@@ -163,13 +166,14 @@ def _run(
 class ErrorReporter:
     """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
 
-    At most ``topology.max.error.report.per.interval`` of a task in ``topology.error.throttle.interval.secs``.
+    At most ``topology.max.error.report.per.interval`` of a task in ``topology.error.throttle.interval.secs``; what is
+    over the limit has no text and only adds to the count of its group.
     """
 
     def __init__(
         self,
         conf: Mapping[str, Any],
-        record: Callable[[int, str, str, int], None],
+        record: Callable[[int, str, str, int, str], None],
         clock: Callable[[], float],
     ) -> None:
         self._interval = float(conf.get("topology.error.throttle.interval.secs") or 10)
@@ -199,9 +203,23 @@ class ErrorReporter:
                     self._most,
                     self._interval,
                 )
+            self._record(task, component, "", int(time.time()), error_group(error, where))
             return
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
         text = text.encode("utf-8", "backslashreplace").decode()
         _log.error("task %d (%s): %s: %s", task, component, where, text)
-        self._record(task, component, f"{where}: {text}", int(time.time()))
+        self._record(task, component, f"{where}: {text}", int(time.time()), error_group(error, where))
+
+
+def error_group(error: BaseException, where: str) -> str:
+    """Type and place of an error: the same for every replay of a tuple. Without a traceback, the message is the place."""
+    trace = error.__traceback__
+    if trace is None:
+        place = str(error)
+    else:
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        code = trace.tb_frame.f_code
+        place = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
+    return f"{where}: {type(error).__name__} {place}"[:300].encode("utf-8", "backslashreplace").decode()

@@ -6,10 +6,10 @@ import logging
 import time
 from collections import Counter
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.bolt import Bolt
-from storm_dagster.api.tuples import Tuple
+from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
@@ -21,7 +21,8 @@ from storm_dagster.worker.dataplane.sending import (
     wrap_emit,
 )
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
-from storm_dagster.worker.tasks.drivers import acks_itself, attach_drivers
+from storm_dagster.worker.tasks.drivers import acks_itself, open_state
+from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import (
     PULSE_DUE,
     TICK_DUE,
@@ -31,6 +32,9 @@ from storm_dagster.worker.tasks.runner import (
     metric_value,
     shown,
 )
+
+if TYPE_CHECKING:
+    from storm_dagster.worker.tasks.state_opening import StateOpening
 
 SLICE = 64
 """Tuples between two checks of the lease and the clock."""
@@ -71,7 +75,7 @@ def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
 
 def check_received(tup: Any, component: str) -> None:
     """``InvalidRequest`` unless ``tup`` is a received tuple."""
-    if not isinstance(tup, Tuple):
+    if not isinstance(tup, Tuple | TupleId):
         raise InvalidRequest(
             f"component {component!r} acks, fails or anchors to {type(tup).__name__} {shown(tup)}: pass a tuple that "
             "it received"
@@ -82,19 +86,38 @@ class BoltRunner(Runner):
     """Runner of a bolt whose ``process`` returns quickly."""
 
     kind = "bolt"
+    _opening: StateOpening | None = None
     _gain = 1 << 15
     """Tuples emitted by one call, rounded up. It rises at once and falls by halves; unknown, it is taken as large."""
 
-    def open(self) -> None:
-        """Create and connect the bolt."""
-        bolt = make_component(self.part)
-        if not isinstance(bolt, Bolt):
-            raise TypeError(f"{self.part.object.python} is not a Bolt")
+    def open(self) -> bool:
+        """Create and connect the bolt. ``False`` while its state is read."""
+        opening, self._opening = self._opening, None
+        if opening is None:
+            bolt = make_component(self.part, Bolt)
+            opening = open_state(bolt, self)
+        else:
+            bolt = opening.bolt
+        if opening is not None and not opening.log.done():
+            self._opening = opening
+            return False
+        self._name_values = namer_of(bolt, self.context)
         self._execute = self._bind(bolt)
-        attach_drivers(bolt, self)
+        if opening is not None:
+            opening.attach()
         bolt.initialize(self.conf, self.context)
         self.instance = bolt
-        self.next_pulse: float = 0.0
+        return True
+
+    def busy_elsewhere(self) -> bool:
+        """Whether the state is being read."""
+        return self._opening is not None
+
+    def close(self) -> None:
+        """As :meth:`Runner.close`, also while the state is being read."""
+        if self._opening is not None:
+            self._opening.abandon()
+        super().close()
 
     def _bind(self, bolt: Any) -> Any:
         """Connect the bolt, and return ``execute(batch) -> number of tuples that it took``: fewer if the task crashed.
@@ -180,18 +203,17 @@ class BoltRunner(Runner):
                 ledger.ack(tup)
             stats.acked += 1
 
-        def fail(tup: Tuple) -> None:
+        def fail(tup: Tuple, reason: Any = None) -> None:
             if tup.__class__ is not Tuple:
                 check_received(tup, component)
             if tup._tree is not None:
-                ledger.fail(tup)
+                ledger.fail(tup, self.reason_of(reason))
             stats.failed += 1
 
         def broken(tup: Tuple, error: BaseException) -> None:
             self.on_error(error, f"process of a tuple of {tup.component}")
             if bolt.auto_fail:
-                ledger.fail(tup)
-                stats.failed += 1
+                self.fail(tup, self.reason_of(error))
 
         def event(event: DagsterEvent, anchors: Any) -> None:
             tree = current if anchors is None else anchor_tree(anchors) if anchors else None
@@ -248,7 +270,7 @@ class BoltRunner(Runner):
             return False
         batch = queue.copy()
         queue.clear()
-        owns, execute, stats = self.shared.owns, self._execute, self.stats
+        owns, execute, stats, name_values = self.shared.owns, self._execute, self.stats, self._name_values
         clock = time.perf_counter_ns
         begin = clock()
         until = begin + PASS_NANOS if self.shared.sliced else 1 << 62
@@ -275,6 +297,8 @@ class BoltRunner(Runner):
             # No slice emits far more than what is left of the quota.
             calls = min(size, (stop - sent) // self._gain or 1) if routes else size
             part = batch[start : start + calls] if start or total > calls else batch
+            if name_values is not None:
+                name_values(part)
             taken = execute(part)
             count_inputs(self, part[:taken] if self.crashed else part)
             if self.crashed:
@@ -304,9 +328,9 @@ class BoltRunner(Runner):
 
     def _tick(self) -> None:
         due, self.ticks = self.ticks, 0
-        if due & PULSE_DUE:
+        if due & PULSE_DUE and self.state is not None:
             try:
-                self.instance._pulse()
+                self.state.pulse()
             except self.shared.catches as error:
                 self.on_error(error, "windows and state")
         if not due & TICK_DUE or self.crashed:
@@ -318,22 +342,13 @@ class BoltRunner(Runner):
             self.on_error(error, "process_tick")
 
 
-class BoltCollector:
-    """Collector of a component on the loop."""
+class BaseCollector:
+    """What the collectors of all components have in common."""
 
-    __slots__ = ("_runner", "ack", "ack_all", "emit", "event", "fail")
+    __slots__ = ("_runner",)
 
-    def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.emit: Any = emit
-        self.ack: Any = ack
-        self.fail: Any = fail
-        self.ack_all: Any = self._ack_each
-        self.event: Any = event
-
-    def _ack_each(self, tups: Any) -> None:
-        for tup in tups:
-            self.ack(tup)
 
     def joint(self, tups: Any) -> Tuple:
         """See ``Collector.joint``."""
@@ -341,7 +356,7 @@ class BoltCollector:
 
     def send_to_peer(self, task: int, values: Any) -> None:
         """See ``Runner.send_to_peer``."""
-        self._runner.send_to_peer(task, values)
+        self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""
@@ -349,4 +364,24 @@ class BoltCollector:
 
     def metric(self, name: str, value: Any) -> None:
         """See ``Component.report_metric``."""
-        self._runner.metric(*metric_value(name, value))
+        pair = metric_value(name, value)
+        self._runner.call_in_loop(lambda: self._runner.metric(*pair))
+
+
+class BoltCollector(BaseCollector):
+    """Collector of a component on the loop."""
+
+    __slots__ = ("ack", "ack_all", "emit", "event", "fail", "give_up")
+
+    def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
+        super().__init__(runner)
+        self.emit: Any = emit
+        self.ack: Any = ack
+        self.fail: Any = fail
+        self.ack_all: Any = self._ack_each
+        self.event: Any = event
+        self.give_up: Any = None
+
+    def _ack_each(self, tups: Any) -> None:
+        for tup in tups:
+            self.ack(tup)

@@ -60,35 +60,11 @@ def read_message(stream: IO[bytes]) -> Any:
 
 def handshake(context: TopologyContext, conf: Mapping[str, Any], pid_dir: Path) -> dict[str, Any]:
     """The first message to a program."""
-    spec, me = context.spec, context.component
-    part = spec.component(me)
-    targets: dict[str, dict[str, Any]] = {stream: {} for stream in context.streams}
-    for name, _, reading in spec.components():
-        for item in reading.inputs:
-            if item.component == me and item.stream in targets:
-                targets[item.stream][name] = _grouping(item.grouping)
-    sources: dict[str, dict[str, Any]] = {}
-    for item in part.inputs if part else ():
-        if not item.component.startswith("__"):
-            sources.setdefault(item.component, {})[item.stream] = _grouping(item.grouping)
     return {
         "conf": {key: value for key, value in conf.items() if value is not None},
         "pidDir": str(pid_dir),
-        "context": {
-            "task->component": context["task->component"],
-            "taskid": context.task_id,
-            "componentid": me,
-            "stream->target->grouping": targets,
-            "streams": context.streams,
-            "stream->outputfields": context["stream->outputfields"],
-            "source->stream->grouping": sources,
-            "source->stream->fields": context["source->stream->fields"],
-        },
+        "context": dict(context),
     }
-
-
-def _grouping(grouping: Any) -> dict[str, Any]:
-    return {"type": grouping.type.upper(), "fields": list(grouping.fields)}
 
 
 def _program(name: str) -> str:
@@ -112,11 +88,15 @@ class ShellProcess:
         first: Mapping[str, Any],
         on_output: Callable[[ShellProcess, Any], None],
         name: str,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         pid_dir.mkdir(parents=True, exist_ok=True)
         self.pid_dir = pid_dir
         self.name = name
         self._on_output = on_output
+        self._on_written = on_written
+        """Called once everything is written, if :meth:`room` found no room before."""
+        self._full = False
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
         """Responses to emits, which are sent before any queued tuple."""
@@ -139,6 +119,18 @@ class ShellProcess:
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue a message for the program; any thread."""
         self._outgoing.put(_encode(message) + b"\nend\n")
+
+    def unwritten(self) -> int:
+        """Number of messages that wait to be written."""
+        return self._outgoing.qsize()
+
+    def room(self, most: int) -> int:
+        """Number of messages that may be sent before ``most`` of them wait to be written."""
+        if (room := most - self.unwritten()) > 0:
+            return room
+        # Looked at again: the writer may have finished before it could see the flag.
+        self._full = True
+        return most - self.unwritten()
 
     def send_task_ids(self, tasks: list[int]) -> None:
         """Queue the response to an emit; any thread."""
@@ -190,6 +182,9 @@ class ShellProcess:
                 stream.write(raw)
                 if self._outgoing.empty():
                     stream.flush()
+                    if self._full:
+                        self._full = False
+                        self._on_written()
         except OSError as error:
             # The reader notices and reports the end of the program too.
             _log.debug("%s: writing: %s", self.name, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -15,21 +16,25 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
-from storm_dagster.worker.dataplane.sending import send_remote
-from storm_dagster.worker.dataplane.tree import Ledger, next_tuple_id
+from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_remote
+from storm_dagster.worker.dataplane.tree import Ledger, Reason, next_tuple_id
 from storm_dagster.worker.tasks.events import EventDelivery
+from storm_dagster.worker.tasks.state_storage import StateStorage
 from storm_dagster.worker.tasks.stats import TaskStats
 
 if TYPE_CHECKING:
+    from storm_dagster.worker.tasks.results import ResultTracker
     from storm_dagster.worker.tasks.stateful import StateDriver
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("storm_dagster.component")
 
 TICK_DUE, PULSE_DUE = 1, 2
 _PEERS = "__peers"
 """Stream of the messages between tasks of one component."""
 _EXACT_SECS = 1e-6
 """Rounding error of summed times: a deadline counts as reached this much earlier."""
+_PULSE_SECS = 0.1
+"""Pause between two looks at what is due by time: windows, checkpoints."""
 MOST_QUOTA = 20_000
 """Largest quota of a task, whatever its readers take."""
 TURN_SECS = 0.05
@@ -37,6 +42,7 @@ TURN_SECS = 0.05
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 _METRIC_BYTES = 16 << 10
+_MOST_REASON = 500
 
 
 class Shared:
@@ -72,6 +78,8 @@ class Shared:
         self.home_ackers: tuple[int, ...] = ()
         """Indices in ``acker_tasks`` of those in this worker, which spouts here prefer."""
         self.closing = False
+        self.lost_trees = 0
+        """Trees of the spouts here that failed because a worker with parts of them is gone."""
         self.sliced = True
         """Whether a pass limits the time of each task. The test harness sets ``False``, so that the order of tuples
         does not depend on the machine's speed."""
@@ -80,10 +88,11 @@ class Shared:
         into it); the test harness passes a keyboard interrupt and a test's own outcome on."""
         self.at: Runner | None = None
         """The task that occupies the loop; read by the watchdog."""
-        self.hosts: frozenset[str] = frozenset()
-        """Hosts that run workers of the topology."""
         self.warned: set[str] = set()
         """Shell components whose changed values were logged."""
+        self.storage = StateStorage()
+        self.redirect: Callable[[Tuple, int], Any] = lambda tup, task: self.ledger.fail(tup)
+        """(tuple, task): the tuple of a task to another one of its component."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 that never go back while the process lives."""
@@ -116,11 +125,22 @@ def shown(value: Any, most: int = 60) -> str:
         return f"<{type(value).__name__}>"
 
 
-def make_component(part: ComponentSpec) -> Any:
+def make_component(part: ComponentSpec, kind: type[Any]) -> Any:
     """An instance of the component's class; errors of its import or constructor pass through."""
     if part.object.python is None:
         raise AssertionError("a shell component has no class")
-    return resolve(part.object.python)(**part.object.args)
+    component = resolve(part.object.python)(**part.object.args)
+    if not isinstance(component, kind):
+        raise TypeError(f"{part.object.python} is not a {kind.__name__}")
+    return component
+
+
+def fulfill(future: Future[Any], action: Callable[[], Any]) -> None:
+    """Give the future the result of ``action``, or what it raises."""
+    try:
+        future.set_result(action())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 class Runner:
@@ -166,9 +186,11 @@ class Runner:
         self.next_tick = 0.0
         self.next_pulse = 0.0
         self.instance: Any = None
-        """The component. ``_pulse`` is called every ``_pulse_secs``, if set (windows, checkpoints)."""
+        """The component."""
         self.state: StateDriver | None = None
-        """Of a stateful bolt."""
+        """Of a stateful or windowed bolt."""
+        self.results: ResultTracker | None = None
+        """Of a windowed bolt."""
         self.crashed = False
         """Whether the engine is to restart the task. Any thread."""
         self._retry_at = 0.0
@@ -191,7 +213,8 @@ class Runner:
         if now < self._retry_at:
             return False
         try:
-            self.open()
+            if self.open() is False:
+                return False
         except self.shared.catches as error:
             self.start_failed(error, now)
             return False
@@ -208,8 +231,8 @@ class Runner:
         self._retry_at = now + self._pause
         self._pause = min(self._pause * 2, MOST_RETRY_SECS)
 
-    def open(self) -> None:
-        """Create and initialize the component."""
+    def open(self) -> bool | None:
+        """Create and initialize the component. ``False``: not finished, call it again."""
 
     def run(self, now: float) -> bool:
         """Process queued work. Whether there was any."""
@@ -301,7 +324,30 @@ class Runner:
         """Whether acks wait for a checkpoint."""
         return self.state is not None and self.state.has_pending_acks()
 
+    def call_in_loop(self, action: Callable[[], Any]) -> None:
+        """Run ``action`` in the loop; any thread that runs the task."""
+        action()
+
     # -- services ---------------------------------------------------------------------------------------
+
+    def ack(self, tup: Tuple) -> None:
+        """Ack a received tuple, and count it. Only the loop."""
+        self.shared.ledger.ack(tup)
+        self.stats.acked += 1
+
+    def fail(self, tup: Tuple, reason: Reason | None = None) -> None:
+        """Fail a received tuple, and count it. Only the loop."""
+        self.shared.ledger.fail(tup, reason)
+        self.stats.failed += 1
+
+    def checked_route(self, values: Any, stream: str) -> Route:
+        """The route for an emit; ``InvalidRequest`` unless the values fit the stream. Logs with ``topology.debug``."""
+        route = route_of(self.routes, stream, self.component)
+        check_values(values, route)
+        check_types(values, self.part.outputs[stream], stream, self.component)
+        if self.debug:
+            _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
+        return route
 
     def report(self, error: BaseException, where: str) -> None:
         """Count and log an error, and record it among the topology's errors."""
@@ -312,6 +358,19 @@ class Runner:
             # An error that cannot even be shown must not do more harm than one that can.
             text = f"{type(error).__name__}, which cannot be shown: {type(second).__name__}"
             self.shared.report(self.task_id, self.component, RuntimeError(text), where)
+
+    def reason_of(self, cause: Any) -> Reason:
+        """Why a tuple failed here: an exception, or what the component says. Any thread."""
+        try:
+            text = f"{type(cause).__name__}: {cause}" if isinstance(cause, BaseException) else str(cause)
+        except Exception:
+            text = f"{type(cause).__name__}, which cannot be shown"
+        if cause is None:
+            text = "failed by the component, without a reason"
+        if len(text) > _MOST_REASON:
+            # A program sends its whole traceback: the error is at the end.
+            text = f"{text[:200]} ... {text[205 - _MOST_REASON :]}"
+        return self.task_id, self.component, text.encode("utf-8", "backslashreplace").decode()
 
     def metric(self, name: str, value: Any) -> None:
         """Keep the newest value of a user metric, as :func:`metric_value` made it; at most 100 names."""
@@ -338,13 +397,11 @@ class Runner:
         if self.tick_secs is not None and now >= self.next_tick - _EXACT_SECS and self.status == "running":
             self.ticks |= TICK_DUE
             self.next_tick = max(self.next_tick + self.tick_secs, now)
-        if self.status == "running" and now >= self.next_pulse - _EXACT_SECS:
-            pause = getattr(self.instance, "_pulse_secs", None)
-            if pause is None:
-                self.next_pulse = float("inf")
-            else:
-                self.ticks |= PULSE_DUE
-                self.next_pulse = now + pause
+        if self.results is not None:
+            self.results.on_clock(now)
+        if self.state is not None and self.status == "running" and now >= self.next_pulse - _EXACT_SECS:
+            self.ticks |= PULSE_DUE
+            self.next_pulse = now + _PULSE_SECS
 
     def uptime(self) -> int:
         """Seconds since the task was opened."""

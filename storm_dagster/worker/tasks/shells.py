@@ -13,7 +13,7 @@ from typing import Any
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.values import ATOMIC
-from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_to_targets
+from storm_dagster.worker.dataplane.sending import send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
@@ -23,6 +23,8 @@ from storm_dagster.worker.tasks.spouts import SpoutBase
 _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0
+_TICK = "tick-"
+"""Prefix of the ids of ticks."""
 _starts = itertools.count(1)
 
 
@@ -44,6 +46,8 @@ class ShellRunner(Runner):
     """Base of shell bolts and shell spouts. Used only by the loop, except :meth:`_on_output`."""
 
     process: ShellProcess | None = None
+    last_error: Any = None
+    """Text of an ``error`` command since the last result: adapters send one before they fail a tuple."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -60,16 +64,16 @@ class ShellRunner(Runner):
         assert self.part.object.shell is not None
         archive = self.context.archive
         resources = archive / "resources" if archive is not None else Path.cwd()
-        pid_dir = Path.cwd() / "shell" / f"{self.task_id}-{next(_starts)}"
-        if archive is None and self.context._state_dir is not None:
-            pid_dir = self.context._state_dir / "shell" / f"{self.task_id}-{next(_starts)}"
+        folder = self.context._state_dir if archive is None else None
+        pid_dir = ((folder or Path.cwd()) / "shell" / f"{self.task_id}-{next(_starts)}").absolute()
         self.process = ShellProcess(
             self.part.object.shell,
             resources,
-            pid_dir.absolute(),
-            handshake(self.context, self.conf, pid_dir.absolute()),
+            pid_dir,
+            handshake(self.context, self.conf, pid_dir),
             self._on_output,
             f"{self.component}-{self.task_id}",
+            self.shared.wake,
         )
         self.last_seen = self.last_start = time.monotonic()
 
@@ -105,7 +109,8 @@ class ShellRunner(Runner):
             level = LOG_LEVELS.get(message.get("level", 2), logging.INFO)
             _log.log(level, "%s-%d: %s", self.component, self.task_id, message.get("msg"))
         elif command == "error":
-            self.report(ShellFailure(str(message.get("msg"))), "error command")
+            self.last_error = message.get("msg")
+            self.report(ShellFailure(str(self.last_error)), "error command")
         elif command == "metrics":
             name = message["name"]
             try:
@@ -178,14 +183,24 @@ class ShellBoltRunner(ShellRunner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.most = int(self.conf.get("topology.shellbolt.max.pending") or 100)
+        """Messages that may wait to be written. What the program has read is not limited: it may gather tuples."""
         self.in_flight: dict[str, tuple[Tuple, int]] = {}
         """Id -> (tuple, time sent) of tuples that the program has neither acked nor failed."""
         self._ids = itertools.count(1)
         self._next_heartbeat = 0.0
+        self._finished = self._cost_ns = self._costs = 0
 
     def waiting(self) -> int:
-        """Number of tuples queued and in the program."""
-        return len(self.queue) + len(self.in_flight)
+        """Number of tuples that the program has not been given: those in it cause no back pressure."""
+        return len(self.queue) + (self.process.unwritten() if self.process is not None else 0)
+
+    def backlog_secs(self) -> float:
+        """As :meth:`Runner.backlog_secs`, by the rate of results: the latency of a batch is the time that it waits."""
+        return self.waiting() * self._cost_ns / self._costs / 1e9 if self._costs else 0.0
+
+    def has_pending_acks(self) -> bool:
+        """Whether the program has tuples."""
+        return bool(self.in_flight)
 
     def busy_elsewhere(self) -> bool:
         """Whether the program has tuples."""
@@ -196,11 +211,15 @@ class ShellBoltRunner(ShellRunner):
         worked = self.process_messages()
         if not self.keep_alive(now):
             return worked
-        if self.ticks:
-            self.ticks = 0
-            self._send_tuple(self.tick_tuple())
+        assert self.process is not None
         queue = self.queue
-        room = (1 if self.held else self.most) - len(self.in_flight)
+        room = self.process.room(self.most) if queue or self.ticks else 0
+        if self.ticks and room > 0:
+            self.ticks = 0
+            self._send_tuple(self.tick_tuple(), _TICK)
+            room -= 1
+        if self.held:
+            room = min(room, 1)
         if queue and room > 0 and self.may_begin() and self.shared.owns():
             batch = queue[:room]
             del queue[:room]
@@ -210,9 +229,9 @@ class ShellBoltRunner(ShellRunner):
             return True
         return worked
 
-    def _send_tuple(self, tup: Tuple) -> None:
+    def _send_tuple(self, tup: Tuple, prefix: str = "") -> None:
         assert self.process is not None
-        name = str(next(self._ids))
+        name = f"{prefix}{next(self._ids)}"
         if self.component not in self.shared.warned and any(map(_altered, tup.values)):
             self.shared.warned.add(self.component)
             fields = self.context.source_fields(tup.component, tup.stream)
@@ -230,11 +249,13 @@ class ShellBoltRunner(ShellRunner):
             self.process.send(message)
         except self.shared.catches as error:
             where = f"a tuple of stream {tup.stream!r} of {tup.component!r} cannot be sent to a program as JSON"
-            self.report(InvalidRequest(f"{where} ({type(error).__name__}: {error}): emit JSON values"), "shell")
-            self.shared.ledger.fail(tup)
-            self.stats.failed += 1
+            refusal = InvalidRequest(f"{where} ({type(error).__name__}: {error}): emit JSON values")
+            self.report(refusal, "shell")
+            self.fail(tup, self.reason_of(refusal))
         else:
-            self.in_flight[name] = (tup, time.perf_counter_ns())
+            # A tick is not kept: whether the program acks it changes nothing.
+            if prefix != _TICK:
+                self.in_flight[name] = (tup, time.perf_counter_ns())
 
     def on_clock(self, now: float) -> None:
         """Send heartbeats, and replace a program that is silent for the subprocess timeout."""
@@ -253,16 +274,14 @@ class ShellBoltRunner(ShellRunner):
         anchors: list[Tuple] = []
         for name in [given] if isinstance(given, str) else given:
             found = self.in_flight.get(str(name))
+            if found is None and str(name).startswith(_TICK):
+                continue
             if found is None:
                 raise ShellFailure(f"an emit is anchored to {name!r}, which is unknown or acked already")
             anchors.append(found[0])
         stream = message.get("stream") or "default"
         values, direct = message["tuple"], message.get("task") or None
-        route = route_of(self.routes, stream, self.component)
-        check_values(values, route)
-        check_types(values, self.part.outputs[stream], stream, self.component)
-        if self.debug:
-            _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
+        route = self.checked_route(values, stream)
         route.emitted += 1
         tree = anchor_tree(anchors) if anchors else None
         links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
@@ -273,33 +292,36 @@ class ShellBoltRunner(ShellRunner):
         """Ack or fail a tuple; other commands are ignored."""
         if command not in ("ack", "fail"):
             return
-        entry = self.in_flight.pop(str(message["id"]), None)
+        name = str(message["id"])
+        if name.startswith(_TICK):
+            return
+        entry = self.in_flight.pop(name, None)
         if entry is None:
             raise ShellFailure(f"{command} of {message['id']!r}, which is unknown or finished already")
         tup, sent = entry
         stats = self.stats
-        nanos = time.perf_counter_ns() - sent
+        now = time.perf_counter_ns()
+        # Programs overlap tuples: the time since the last result is what one tuple costs, also in a batch.
+        self._cost_ns += now - max(sent, self._finished)
+        self._costs += 1
+        self._finished = now
         if stats.take_sample():
-            stats.time_inputs(nanos, {f"{tup.component}:{tup.stream}": 1})
+            stats.time_inputs(now - sent, {f"{tup.component}:{tup.stream}": 1})
         if command == "ack":
-            self.shared.ledger.ack(tup)
-            stats.acked += 1
+            self.ack(tup)
         else:
-            self.shared.ledger.fail(tup)
-            stats.failed += 1
+            self.fail(tup, self.reason_of(message.get("msg") or self.last_error))
+        self.last_error = None
 
     def drop_tuples(self) -> None:
         """Fail the program's tuples; the spouts replay them."""
         in_flight, self.in_flight = self.in_flight, {}
         for tup, _ in in_flight.values():
-            self.shared.ledger.fail(tup)
-            self.stats.failed += 1
+            self.fail(tup, self.reason_of("its program was replaced"))
 
     def close(self) -> None:
         """Fail the program's tuples, and kill it."""
-        for tup, _ in self.in_flight.values():
-            self.shared.ledger.fail(tup)
-        self.in_flight.clear()
+        self.drop_tuples()
         super().close()
 
 
@@ -324,6 +346,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self.busy = False
         self.commands.clear()
         self.emit = self.make_emit()
+        self.letters.open()
         self.sent_active = None
 
     def activate(self) -> None:
@@ -366,8 +389,8 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
 
     _last = ""
 
-    def _notify(self, acked: bool, tup_id: Any) -> None:
-        self.commands.append({"command": "ack" if acked else "fail", "id": tup_id})
+    def _notify(self, acked: bool | None, tup_id: Any) -> None:
+        self.commands.append({"command": "fail" if acked is False else "ack", "id": tup_id})
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next ``next`` command."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from storm_dagster.api.spout import Spout
@@ -19,6 +19,7 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
+from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
 PASS_CALLS = 100
@@ -26,6 +27,8 @@ PASS_CALLS = 100
 PASS_SECS = 0.002
 """Time after which a pass continues with the bolts."""
 _QUICK_RETRIES = 500
+_LOST_PAUSE_SECS = 1.0
+"""Pause between two rounds of trees lost with a worker: a spout that gives up after a few fails outlives a move."""
 
 
 class SpoutBase(Runner):
@@ -37,13 +40,19 @@ class SpoutBase(Runner):
         super().__init__(*args)
         timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
         self.pending: PendingMap[Any] = PendingMap(timeout)
-        """Root -> (tuple id of the spout, stream)."""
+        """Root -> (tuple id of the spout, stream, tree)."""
         self.max_pending: int | None = self.conf.get("topology.max.spout.pending") or None
         self.acked: list[int] = []
         """Roots of complete trees; the next run notifies the spout."""
         self.failed: list[int] = []
+        self.lost: list[int] = []
+        """Roots of trees that a lost worker had parts of."""
+        self._next_lost = 0.0
         self.at_once: list[Any] = []
         """Tuple ids to ack without tracking (no ackers)."""
+        self.send: Callable[..., Any] = make_component
+        """The emit of :meth:`make_emit`, for the loop itself."""
+        self.letters = DeadLetters(self)
 
     def full(self) -> bool:
         """Whether ``topology.max.spout.pending`` is reached."""
@@ -101,7 +110,7 @@ class SpoutBase(Runner):
                             root -= count
                     # One extra until all its tuples are sent.
                     tree = Tree(1, root or 1, 0, self)
-                    entries[tree.root] = ((tup_id, stream), clock())
+                    entries[tree.root] = ((tup_id, stream, tree), clock())
             route.emitted += 1
             try:
                 if only is None or direct_task:
@@ -129,13 +138,19 @@ class SpoutBase(Runner):
                 at_once.append(tup_id)
             return sent
 
-        return wrap_emit(emit, self.conf, self.part, component, task_id, 2, routes)
+        self.send = wrap_emit(emit, self.conf, self.part, component, task_id, 2, routes)
+        return self.letters.keeping(self.send)
 
-    def deliver_verdicts(self, now: float, notify: Callable[[bool, Any], None]) -> bool:
+    def deliver_verdicts(self, now: float, notify: Tell) -> bool:
         """Call ``notify(acked, tuple id)`` for every completed or failed tree. Whether there were any."""
-        if not (self.acked or self.failed or self.at_once):
+        lost: list[int] = []
+        if self.lost and now >= self._next_lost:
+            lost, self.lost = self.lost, lost
+            self._next_lost = now + _LOST_PAUSE_SECS
+        if not (self.acked or self.failed or lost or self.at_once):
             return False
-        stats, pop = self.stats, self.pending.entries.pop
+        stats, pop, letters = self.stats, self.pending.entries.pop, self.letters
+        tell: Tell = (lambda _, tup_id: letters.on_acked(tup_id, notify)) if letters.watches() else notify
         acked, self.acked = self.acked, []
         for root in acked:
             entry = pop(root, None)
@@ -143,26 +158,32 @@ class SpoutBase(Runner):
                 stats.acked += 1
                 if stats.take_sample():
                     stats.time_tree(int((now - entry[1]) * 1e9), entry[0][1])
-                notify(True, entry[0][0])
+                tell(True, entry[0][0])
         failed, self.failed = self.failed, []
-        for root in failed:
-            entry = pop(root, None)
-            if entry is not None:
-                stats.failed += 1
-                notify(False, entry[0][0])
+        for roots in (lost, failed):
+            for root in roots:
+                entry = pop(root, None)
+                if entry is not None:
+                    stats.failed += 1
+                    self.shared.lost_trees += roots is lost
+                    letters.on_failed(root, entry[0], roots is lost, notify)
         if self.at_once:
             ids = self.at_once.copy()
             self.at_once.clear()
             stats.acked += len(ids)
             for tup_id in ids:
-                notify(True, tup_id)
+                tell(True, tup_id)
         return True
 
     def take_pending(self) -> list[Any]:
         """Remove and return the ids of pending tuples, which will be neither acked nor failed."""
-        ids = [tup_id for (tup_id, _), _ in self.pending.entries.values()]
+        ids = [entry[0][0] for entry in self.pending.entries.values()]
         self.pending.entries.clear()
-        return ids
+        return self.letters.own_ids(ids)
+
+    def give_up(self, *letter: Any) -> None:
+        """See ``Spout.give_up``."""
+        self.letters.give_up(*letter)
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
@@ -172,6 +193,14 @@ class SpoutBase(Runner):
             if added > late:
                 break
             self.failed.append(root)
+
+    def lose(self, bits: int, ackers: int, moved: Collection[int]) -> None:
+        """Fail the pending trees with parts in these workers, and those of the ackers ``moved`` (indices)."""
+        for root, ((_, _, tree, *_), _) in self.pending.entries.items():
+            if tree.peers & bits or (moved and root % ackers in moved):
+                # What its tuples in this worker still send belongs to no tree.
+                tree.failed = True
+                self.lost.append(root)
 
 
 class SpoutRunner(SpoutBase):
@@ -185,9 +214,7 @@ class SpoutRunner(SpoutBase):
 
     def open(self) -> None:
         """Create and connect the spout."""
-        spout = make_component(self.part)
-        if not isinstance(spout, Spout):
-            raise TypeError(f"{self.part.object.python} is not a Spout")
+        spout = make_component(self.part, Spout)
         emit = self.make_emit()
 
         def fail(tup: Any) -> None:
@@ -196,7 +223,9 @@ class SpoutRunner(SpoutBase):
         def collected(tup: Any, stream: Any, anchors: Any, direct: Any, need: bool, tup_id: Any) -> Any:
             return emit(tup, tup_id, stream, direct, need)
 
-        spout._collector = BoltCollector(self, collected, fail, fail)
+        collector = spout._collector = BoltCollector(self, collected, fail, fail)
+        collector.give_up = self.give_up
+        self.letters.open()
         spout.context, spout.conf = self.context, self.conf
         if type(spout).emit is Spout.emit:
             spout.emit = emit  # type: ignore[method-assign]
@@ -207,10 +236,12 @@ class SpoutRunner(SpoutBase):
         """Skip the pause after an empty call."""
         self._pause_until = 0.0
 
-    def _notify(self, acked: bool, tup_id: Any) -> None:
+    def _notify(self, acked: bool | None, tup_id: Any) -> None:
         try:
             if acked:
                 self.instance.ack(tup_id)
+            elif acked is None:
+                self.instance.given_up(tup_id)
             else:
                 self.instance.fail(tup_id)
         except self.shared.catches as error:

@@ -6,7 +6,8 @@
     <topology name>/<component>.state/000002/1.4.log  state of the task with index 1, as of its fourth opening
 
 A task that opens its state writes all of it into a new file and appends its checkpoints there, so that a process
-that lost the task without noticing writes to a file that is not read. When the number of tasks changes, the first
+that lost the task without noticing writes to a file that is not read. The cluster knows the newest opening of each task
+(``known``): a folder without it holds older state. When the number of tasks changes, the first
 opener creates the ``.json`` of a new division: from then on no checkpoint of the older one is acknowledged. The only
 requirement on the file system is exclusive creation of a file (``link``), so that a shared one works for several hosts.
 """
@@ -18,9 +19,10 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
@@ -28,7 +30,10 @@ from storm_dagster.model.errors import Corrupt, Unavailable
 
 _LOG = re.compile(r"(\d+)\.(\d+)\.log")
 _LEAST_COMPACTED = 1 << 20
+_LAST_COPIED, _BLOCK = 64 << 10, 1 << 20
+_SLICE, _YIELD_SECS = 1000, 0.0001
 Stamp = tuple[int, int]
+Position = tuple[int, int]
 
 
 def state_folder(root: Path, topology: str, component: str) -> Path:
@@ -37,10 +42,11 @@ def state_folder(root: Path, topology: str, component: str) -> Path:
 
 
 class StateLog:
-    """Open state of one task.
+    """Open state of one task. Opening reads and writes all of it: do it in a thread.
 
     ``stamp`` orders assignments (number of the submission, version of the assignment): a worker with a stale
-    assignment must not restore the old number of tasks.
+    assignment must not restore the old number of tasks. ``known``: index of a task -> (division, opening) of its last
+    opening, anywhere. Older state is refused, or with ``take_older`` opened, and :attr:`older` tells.
     """
 
     def __init__(
@@ -51,18 +57,45 @@ class StateLog:
         stamp: Stamp,
         merge: Callable[[Any, list[Any]], Any],
         owns: Callable[[], bool],
+        known: Mapping[int, Position] | None = None,
+        take_older: bool = False,
     ) -> None:
         self.folder = folder
         self.division = division
         self.index = index
         self._owns = owns
         self._merge = merge
+        self._known = known or {}
+        self._take_older = take_older
+        self.older = ""
+        """How the state that was found is older than the one that the cluster knows."""
         self._file = -1
+        self._compaction: _Compaction | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._number = self._enter(stamp)
+        self._opening = 0
         self.contents: Contents = self._load(self._number, index)
-        self._rewrite()
+        division_known, opening_known = self._known.get(index, (0, 0))
+        if division_known == self._number:
+            self._opening = max(self._opening, opening_known)
+        self._publish(self._write(self.contents.snapshot()))
+        for left in self._path(self._number).with_suffix("").glob(f".{index}.*.tmp"):
+            left.unlink(missing_ok=True)
         self._remove_old()
+
+    @property
+    def position(self) -> Position:
+        """(number of the division, opening)."""
+        return self._number, self._opening
+
+    def _found_older(self, found: str, newest: str) -> None:
+        text = f"{self.folder} has {found}, and {newest} is known"
+        if not self._take_older:
+            raise Unavailable(
+                f"the state of task number {self.index} here is older than the last that was acknowledged: {text}. Make "
+                "topology.state.dir the storage that has it, or set topology.state.local: true to go on with this one"
+            )
+        self.older = text
 
     # -- divisions ----------------------------------------------------------------------------------------
 
@@ -86,9 +119,12 @@ class StateLog:
     def _enter(self, stamp: Stamp) -> int:
         numbers = self._numbers()
         newest = numbers[-1] if numbers else 0
+        wanted = max((number for number, _ in self._known.values()), default=0)
+        if newest < wanted:
+            self._found_older(f"division {newest}", f"division {wanted}")
         if numbers:
             division, since = self._read_division(newest)
-            if division == self.division:
+            if division == self.division and newest >= wanted:
                 return newest
             if stamp < since:
                 raise Unavailable(
@@ -96,22 +132,12 @@ class StateLog:
                     f"the one that this worker has read, with {self.division.tasks}: it opens after the next read"
                 )
         document = {"tasks": self.division.tasks, "by_key": self.division.by_key, "stamp": list(stamp)}
-        if not self._create(self._path(newest + 1), json.dumps(document).encode()):
+        number = max(newest, wanted) + 1
+        temporary = _temporary(self._path(number))
+        temporary.write_bytes(json.dumps(document).encode())
+        if not _link(temporary, self._path(number)):
             return self._enter(stamp)
-        return newest + 1
-
-    def _create(self, path: Path, raw: bytes) -> bool:
-        """Create a file with this content; ``False`` if it exists."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-        temporary.write_bytes(raw)
-        try:
-            os.link(temporary, path)
-            return True
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
+        return number
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -132,10 +158,17 @@ class StateLog:
 
     def _load(self, number: int, index: int) -> Contents:
         log = self._logs(number).get(index)
+        division, newest = self._known.get(index, (0, 0))
+        opening = log[0] if log is not None else 0
+        if division == number and opening < newest:
+            self._found_older(f"opening {opening}", f"opening {newest}")
+        if (number, index) == (self._number, self.index):
+            self._opening = opening
         if log is not None:
             contents = Contents()
-            for record in read_log(log[1].read_bytes(), str(log[1])):
-                contents.apply(record)
+            with log[1].open("rb") as file:
+                for record in _paced(read_log(file, str(log[1]))):
+                    contents.apply(record)
             return contents
         earlier = [one for one in self._numbers() if one < number]
         if not earlier:
@@ -151,18 +184,33 @@ class StateLog:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def _rewrite(self) -> None:
-        raw = frame(self.contents.snapshot())
-        opening = self._logs(self._number).get(self.index, (0, None))[0] + 1
-        path = self.folder / f"{self._number:06d}" / f"{self.index}.{opening}.log"
-        if not self._owns() or not self._create(path, raw):
+    def _write(self, records: Iterable[Checkpoint], stopped: Callable[[], bool] = lambda: False) -> Path:
+        """A temporary file with these checkpoints, for :meth:`_publish`."""
+        path = _temporary(self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            for record in _paced(records):
+                if stopped():
+                    break
+                file.write(frame(record))
+        return path
+
+    def _publish(self, temporary: Path) -> None:
+        """Make the file the task's next opening, and append to it from now on."""
+        path = self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
+        size = temporary.stat().st_size
+        if not self._owns() or not _link(temporary, path):
+            temporary.unlink(missing_ok=True)
             raise Unavailable(f"the state in {self.folder} is opened by another worker at the same time: retried later")
-        self.close()
+        if self._file >= 0:
+            os.close(self._file)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._full_size, self._size = len(raw), len(raw)
+        self._path_now = path
+        self._opening += 1
+        self._full_size, self._size = size, size
         for other in path.parent.glob(f"{self.index}.*.log"):
             match = _LOG.fullmatch(other.name)
-            if match is not None and int(match[2]) < opening:
+            if match is not None and int(match[2]) < self._opening:
                 other.unlink(missing_ok=True)
 
     def _remove_old(self) -> None:
@@ -199,13 +247,104 @@ class StateLog:
         if self._path(self._number + 1).exists():
             raise Unavailable("the state was divided over another number of tasks: its tuples will be replayed")
 
-    def compact(self) -> None:
-        """Rewrite the log into a new file, if it is much longer than the state."""
-        if self._size - self._full_size > max(_LEAST_COMPACTED, self._full_size):
-            self._rewrite()
+    def compact(self) -> bool:
+        """Rewrite the log into a new file, if it is much longer than the state. Whether that was done now.
+
+        A thread does it, from the log itself; a later call takes its file. Raises as :meth:`append`, and tries again
+        when the log has grown as much again.
+        """
+        running = self._compaction
+        if running is None:
+            if self._size - self._full_size > max(_LEAST_COMPACTED, self._full_size):
+                self._compaction = _Compaction(self)
+            return False
+        if running.thread.is_alive():
+            return False
+        self._compaction = None
+        self._full_size = self._size
+        if running.error is not None or running.temporary is None:
+            raise Unavailable(f"the state in {self.folder} could not be rewritten, its log only grows: {running.error}")
+        with running.temporary.open("ab") as file:
+            _copy_range(self._path_now, running.read, self._size, file)
+        self._publish(running.temporary)
+        return True
 
     def close(self) -> None:
         """Close the file."""
+        if self._compaction is not None:
+            self._compaction.stopped = True
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class _Compaction:
+    """Compaction of a log in a thread, as far as the log reached when it began; then what was appended meanwhile."""
+
+    def __init__(self, log: StateLog) -> None:
+        self._log = log
+        self._path, self.read = log._path_now, log._size
+        self.temporary: Path | None = None
+        self.error: BaseException | None = None
+        self.stopped = False
+        self.thread = threading.Thread(target=self._run, name="state-compaction", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        contents = Contents(encoded=True)
+        try:
+            with self._path.open("rb") as file:
+                for record in _paced(read_log(file, str(self._path))):
+                    if self.stopped or file.tell() > self.read:
+                        break
+                    contents.apply(record)
+            temporary = self._log._write(contents.snapshot(), lambda: self.stopped)
+            with temporary.open("ab") as file:
+                while not self.stopped and (upto := self._log._size) - self.read > _LAST_COPIED:
+                    _copy_range(self._path, self.read, upto, file)
+                    self.read = upto
+            if self.stopped:
+                temporary.unlink(missing_ok=True)
+            else:
+                self.temporary = temporary
+        except Exception as error:
+            self.error = error
+        # Freed at once, a large map would hold the interpreter's lock.
+        for table in (contents.values, contents.ids, contents.old_ids, contents.held, contents.results):
+            while table:
+                table.popitem()
+
+
+def _paced(records: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
+    """Pause now and then, so that the loop gets the interpreter's lock."""
+    done = 0
+    for record in records:
+        yield record
+        done += 1 + len(record.values) + len(record.ids) + len(record.held) + len(record.results)
+        if done >= _SLICE:
+            done = 0
+            time.sleep(_YIELD_SECS)
+
+
+def _copy_range(path: Path, begin: int, end: int, target: BinaryIO) -> None:
+    """Append the bytes ``begin`` to ``end`` of a file to an open one."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        while begin < end and (raw := file.read(min(_BLOCK, end - begin))):
+            target.write(raw)
+            begin += len(raw)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Give the file its name, unless that is taken; the temporary name goes in any case."""
+    try:
+        os.link(temporary, path)
+        return True
+    except (FileExistsError, FileNotFoundError):
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -11,18 +11,21 @@ import msgspec
 
 from storm_dagster.api.stateful import StatefulBolt
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.api.windows import WindowedBolt
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of, stored_key
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
-from storm_dagster.worker.tasks.state_log import StateLog, state_folder
+from storm_dagster.worker.tasks.state_log import StateLog
 
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner
+    from storm_dagster.worker.tasks.windows import WindowDriver
 
 _PAUSE_SECS = 0.01
 """Least time between two checkpoints; one costs about 50 microseconds."""
 _ABSENT: Any = object()
+_PLAIN = frozenset({str, int, bytes})
 _TRIES = 20
 _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
 
@@ -150,48 +153,46 @@ def _entry(key: Any, value: Any) -> tuple[dict[str, Any], int]:
 class StateDriver:
     """State of one task. Used by the thread that runs the bolt, except :meth:`has_pending_acks`."""
 
-    def __init__(self, bolt: StatefulBolt, runner: Runner) -> None:
-        context = runner.context
+    def __init__(
+        self, bolt: StatefulBolt | WindowedBolt, runner: Runner, log: StateLog, windows: WindowDriver | None = None
+    ) -> None:
         self.bolt = bolt
         self.runner = runner
-        by_fields = self._grouped_by_fields()
-        by_key = by_fields is not None if bolt.state_scope is None else bolt.state_scope == "key"
+        self.windows = windows
+        """Its tuples and results are in the same checkpoints as the state."""
+        self.by_fields = by_fields = grouped_by_fields(runner)
         self._id_at = self._id_places(by_fields)
+        self.log = log
+        self._group_at = by_fields if by_fields and log.division.by_key and log.division.tasks > 1 else {}
         shared = runner.shared
-        if len(shared.hosts) > 1 and not runner.conf.get("topology.state.shared"):
-            raise InvalidRequest(
-                f"the state of {runner.component!r} would stay behind on its host, and workers run on "
-                f"{', '.join(sorted(shared.hosts))}: set topology.state.dir to a folder that all of them share, and "
-                "topology.state.shared=true"
+        if log.older:
+            runner.report(
+                Unavailable(
+                    f"task {runner.task_id} ({runner.component}) goes on with older state than it last acknowledged, since "
+                    f"topology.state.local is set: {log.older}"
+                ),
+                "state",
             )
-        if context._state_dir is None:
-            raise InvalidRequest("this task has no state folder: set topology.state.dir")
-        tasks = context.component_tasks(context.component)
-        division = Partitioning(len(tasks), by_key)
-        self.log: StateLog = StateLog(
-            state_folder(context._state_dir, context.topology_name, context.component),
-            division,
-            tasks.index(context.task_id),
-            (_launch_number(context.topology_id), context.assignment_version),
-            bolt.merge_states,
-            # `context` also checks that a thread is not detached.
-            context.may_write,
-        )
-        bolt.state = self.state = KeyedState(self.log.contents, division, self.log.index)
+        self.state = KeyedState(log.contents, log.division, log.index)
+        if isinstance(bolt, StatefulBolt):
+            bolt.state = self.state
         self.pending_acks: list[Tuple] = []
         """Acks deferred to the next checkpoint."""
         self._process = bolt.process
+        self._again: Callable[[Tuple], None] = getattr(bolt, "process_again", _nothing)
         self._acks_itself = bolt.auto_ack and not getattr(bolt, "_gathers", False)
         collector = bolt._bound()
         self._ack: Callable[[Tuple], None] = collector.ack
         # From here on, the bolt's acks and the worker's `process` calls go through this driver.
         collector.ack = self.defer_ack  # type: ignore[method-assign]
         collector.ack_all = self._defer_acks  # type: ignore[method-assign]
-        self._fail: Callable[[Tuple], None] = collector.fail
+        self._fail: Callable[..., None] = collector.fail
         collector.fail = self.fail  # type: ignore[method-assign]
         bolt.process = self.apply  # type: ignore[method-assign]
         self._ids: dict[Any, tuple[int, Any]] = {}
         """Id -> (hash of the grouping key, encoded id), since the last checkpoint."""
+        self._hashed: tuple[Tuple | None, int] = (None, 0)
+        """The newest tuple whose grouping key was hashed, and the hash."""
         self._rejected: Tuple | None = None
         """The tuple that the bolt failed last."""
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
@@ -202,27 +203,19 @@ class StateDriver:
         self._saving = False
         """Between a checkpoint and the last of its acks."""
 
-    def _grouped_by_fields(self) -> dict[tuple[str, str], list[int]] | None:
-        found: dict[tuple[str, str], list[int]] = {}
-        for item in self.runner.part.inputs:
-            if item.component.startswith("__"):
-                continue
-            if item.grouping.type != "fields":
-                return None
-            fields = self.runner.context.source_fields(item.component, item.stream)
-            found[(item.component, item.stream)] = [fields.index(name) for name in item.grouping.fields]
-        return found
-
     def _id_places(
         self, by_fields: dict[tuple[str, str], list[int]] | None
     ) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
         names = self.bolt.message_id
         if names is None:
             return {}
+        if by_fields is None and len(self.runner.context.component_tasks(self.runner.component)) == 1:
+            inputs = [(item.component, item.stream) for item in self.runner.part.inputs]
+            by_fields = {source: [] for source in inputs if not source[0].startswith("__")}
         if by_fields is None:
             raise InvalidTopology(
-                f"bolt {self.runner.component!r} has a message_id, but an input that is not grouped by fields: a "
-                "repeated tuple could reach a task that does not know it"
+                f"bolt {self.runner.component!r} has a message_id, but several tasks and an input that is not grouped "
+                "by fields: a repeated tuple could reach a task that does not know it"
             )
         wanted = [names] if isinstance(names, str) else list(names)
         found: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
@@ -243,20 +236,47 @@ class StateDriver:
         """Process a tuple, unless it was applied before; if that raises, restore the state."""
         if self._failed:
             raise Unavailable("the task restarts, because its state could not be saved")
+        if self._group_at and self._goes_elsewhere(tup):
+            return
         self.state._begin()
         contents = self.log.contents
         name = self._id_of(tup)
+        known = name is not None and (name in contents.ids or name in contents.old_ids)
         try:
-            if name is not None and (name in contents.ids or name in contents.old_ids):
-                self.bolt.process_again(tup)
+            if known:
+                self._again(tup)
             else:
                 self._process(tup)
-            if self._acks_itself and self._rejected is not tup:
+            if self.windows is not None:
+                if self._rejected is tup:
+                    self.windows.staged.clear()
+                self.windows.hold()
+            if (self._acks_itself and self._rejected is not tup) or (known and self.windows is not None):
                 self.defer_ack(tup)
         except BaseException:
             self.state._undo()
             self._withdraw(tup)
+            if self.windows is not None:
+                self.windows.staged.clear()
             raise
+
+    def _goes_elsewhere(self, tup: Tuple) -> bool:
+        """Pass a tuple on whose key another task has: its sender knows another number of tasks, while that changes."""
+        places = self._group_at.get((tup.component, tup.stream))
+        if places is None:
+            return False
+        key = tup.values[places[0]] if len(places) == 1 else tuple([tup.values[at] for at in places])
+        # A key with a value is this task's; found much faster than its hash is computed.
+        if key.__class__ in _PLAIN and key in self.log.contents.values:
+            return False
+        number = stable_hash(key)
+        owner = number % self.log.division.tasks
+        if owner == self.log.index:
+            self._hashed = (tup, number)
+            return False
+        task = self.runner.context.component_tasks(self.runner.component)[owner]
+        self.runner.call_in_loop(lambda: self.runner.shared.redirect(tup, task))
+        return True
 
     def _id_of(self, tup: Tuple) -> Any:
         places = self._id_at.get((tup.component, tup.stream))
@@ -266,19 +286,18 @@ class StateDriver:
         """Defer the ack of a tuple to the next checkpoint, which also saves its id."""
         name = self._id_of(tup)
         if name is not None:
-            key = [tup.values[at] for at in self._id_at[(tup.component, tup.stream)][1]]
-            number = stable_hash(key[0] if len(key) == 1 else key)
+            number = self._key_hash(tup, self._id_at[(tup.component, tup.stream)][1])
             # Checked now: one that cannot be saved fails its own tuple, not all of the checkpoint.
             stored_key(name)
             self._ids[name] = (number, name)
             self.log.contents.ids[name] = number
         self.pending_acks.append(tup)
 
-    def fail(self, tup: Tuple) -> None:
+    def fail(self, tup: Tuple, reason: Any = None) -> None:
         """Fail a tuple, unless it is acked. It does not count as applied: a replay is processed."""
         if tup not in self.pending_acks:
             self._rejected = tup
-            self._fail(tup)
+            self._fail(tup, reason)
 
     def _withdraw(self, tup: Tuple) -> None:
         if tup in self.pending_acks:
@@ -287,39 +306,53 @@ class StateDriver:
             self._ids.pop(name, None)
             self.log.contents.ids.pop(name, None)
 
+    def _key_hash(self, tup: Tuple, places: list[int]) -> int:
+        key = [tup.values[at] for at in places]
+        return stable_hash(key[0] if len(key) == 1 else key)
+
+    def owner_hash(self, tup: Tuple) -> int:
+        """Hash of what the tuple was grouped by; 0 if state is not divided by key."""
+        if self._hashed[0] is tup:
+            return self._hashed[1]
+        return self._key_hash(tup, self.by_fields[(tup.component, tup.stream)]) if self.by_fields is not None else 0
+
     def _defer_acks(self, tups: Sequence[Tuple]) -> None:
         for tup in tups:
             self.defer_ack(tup)
 
-    def page(self, query: StateQuestion) -> dict[str, Any]:
-        """As :meth:`KeyedState.page`."""
-        return self.state.page(query)
-
     def has_pending_acks(self) -> bool:
         """Whether acks wait for a checkpoint."""
-        return bool(self.pending_acks) or self._saving
+        return self._unsaved() or self._saving
+
+    def _unsaved(self) -> bool:
+        return bool(self.pending_acks) or (self.windows is not None and self.windows.changed)
 
     def idle_secs(self) -> float | None:
         """Seconds until :meth:`on_idle` takes a checkpoint; ``None``: nothing to save."""
-        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self.pending_acks else None
+        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self._unsaved() else None
 
     def on_idle(self) -> bool:
         """Take a checkpoint, if the last one is old enough. Called when the queue is empty."""
-        if not (self.pending_acks or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
+        if self.windows is not None:
+            self.windows.collect()
+        if not (self._unsaved() or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
             return False
         self.checkpoint()
         return True
 
     def pulse(self) -> None:
-        """Take a checkpoint that is overdue, and drop old ids."""
-        if time.monotonic() - self._saved_at >= self._interval or not self.runner.waiting():
+        """Evaluate windows that are due, take a checkpoint that is overdue, and drop old ids."""
+        if self.windows is not None:
+            self.windows.pulse()
+        unsent = self.windows is not None and self.windows.unsent
+        if time.monotonic() - self._saved_at >= self._interval or unsent or not self.runner.waiting():
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Save the changes, then ack. If saving fails, the tuples fail and the task restarts."""
         state = self.state
         rotate = self.runner.shared.now_ms() >= self._rotate_at
-        if self._failed or not (state.changed or self._ids or self.pending_acks or rotate):
+        if self._failed or not (state.changed or self._ids or self._unsaved() or rotate):
             return
         changes = state.changed
         record = Checkpoint(
@@ -327,6 +360,8 @@ class StateDriver:
             removed=[key for key, raw in changes.items() if raw is None],
             ids=list(self._ids.values()),
         )
+        if self.windows is not None and self.windows.changed:
+            self.windows.save_to(record)
         self._saving = True
         try:
             self._save(record, rotate)
@@ -337,7 +372,7 @@ class StateDriver:
         state = self.state
         pending_acks, self.pending_acks = self.pending_acks, []
         try:
-            if state.changed or self._ids:
+            if state.changed or self._ids or record.windows is not None:
                 self.log.append(record)
         except Exception as error:
             self._failed = True
@@ -349,6 +384,8 @@ class StateDriver:
         state.changed, self._ids = {}, {}
         for tup in pending_acks:
             self._ack(tup)
+        if self.windows is not None:
+            self.windows.on_saved()
         if rotate:
             self._rotate_at = self.runner.shared.now_ms() + self._rotate_ms
             contents = self.log.contents
@@ -367,12 +404,27 @@ class StateDriver:
 
     def close(self) -> None:
         """Take a last checkpoint."""
+        if self.windows is not None:
+            self.windows.collect()
+            self.windows.closing = True
         try:
             self.checkpoint()
         finally:
             self.log.close()
 
 
-def _launch_number(topology_id: str) -> int:
-    tail = topology_id.rpartition("-")[2]
-    return int(tail) if tail.isdigit() else 0
+def _nothing(tup: Tuple) -> None:
+    """Of a windowed bolt: a tuple that comes again is in its windows."""
+
+
+def grouped_by_fields(runner: Runner) -> dict[tuple[str, str], list[int]] | None:
+    """(component, stream) -> indices of the fields that the input is grouped by; ``None`` if one is not."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for item in runner.part.inputs:
+        if item.component.startswith("__"):
+            continue
+        if item.grouping.type != "fields":
+            return None
+        fields = runner.context.source_fields(item.component, item.stream)
+        found[(item.component, item.stream)] = [fields.index(name) for name in item.grouping.fields]
+    return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections.abc import Iterator
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -18,8 +20,11 @@ WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
 
-_Counters = tuple[int, int, int, int, int, int, int, int, int, int, int]
+_Counters = tuple[int, ...]
+_counted = attrgetter(*("executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed"))
 _Streams = dict[str, dict[str, int]]
+_Snapshot = tuple[float, _Counters, _Streams, bytes]
+"""(time, counters, counters by stream, latencies)."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, dict[str, dict[int, int]]]).decode
@@ -27,27 +32,6 @@ _decode = msgspec.msgpack.Decoder(dict[str, dict[str, dict[int, int]]]).decode
 
 class TaskStats:
     """Counters since the task was opened. Each sum of nanoseconds has its number of tuples."""
-
-    __slots__ = (
-        "_rings",
-        "acked",
-        "complete_ns",
-        "completed",
-        "errors",
-        "every",
-        "execute_ns",
-        "executed",
-        "executed_by",
-        "failed",
-        "latencies",
-        "metrics",
-        "opened",
-        "process_ns",
-        "processed",
-        "routes",
-        "timed",
-        "until_sample",
-    )
 
     def __init__(self, sample_rate: float = 1.0) -> None:
         self.every: int = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
@@ -61,8 +45,6 @@ class TaskStats:
         self.execute_ns: int = 0
         self.timed: int = 0
         """Number of tuples in ``execute_ns``."""
-        self.process_ns: int = 0
-        self.processed: int = 0
         self.complete_ns: int = 0
         self.completed: int = 0
         self.executed_by: dict[str, int] = {}
@@ -71,8 +53,8 @@ class TaskStats:
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
-        # Per window: (time, counters, counters by stream, latencies), oldest first. Packed, buckets take a tenth.
-        self._rings: dict[str, list[tuple[float, _Counters, _Streams, bytes]]] = {name: [] for name in WINDOWS}
+        # Per window, oldest first. Packed, buckets take a tenth.
+        self._rings: dict[str, list[_Snapshot]] = {name: [] for name in WINDOWS}
 
     def take_sample(self, tuples: int = 1) -> bool:
         """Whether to sample the latency of these tuples (one, or a batch as a whole)."""
@@ -91,8 +73,6 @@ class TaskStats:
         tuples = sum(inputs.values())
         self.execute_ns += nanos
         self.timed += tuples
-        self.process_ns += nanos
-        self.processed += tuples
         for key, number in inputs.items():
             self._count("execute", key, nanos / tuples, number)
 
@@ -112,19 +92,7 @@ class TaskStats:
         for route in self.routes.values():
             emitted += route.emitted
             transferred += route.transferred
-        return (
-            emitted,
-            transferred,
-            self.executed,
-            self.acked,
-            self.failed,
-            self.execute_ns,
-            self.timed,
-            self.process_ns,
-            self.processed,
-            self.complete_ns,
-            self.completed,
-        )
+        return (emitted, transferred, *_counted(self))
 
     def snapshot(self, now: float) -> None:
         """Take the snapshots that are due; call it every few seconds."""
@@ -145,47 +113,41 @@ class TaskStats:
         """Metrics since the task was opened."""
         return _as_metrics(self._counters())
 
+    def _bases(self, now: float) -> Iterator[tuple[str, _Snapshot]]:
+        # What a window begins with. Before the first snapshot, and in a task younger than the window, everything counts.
+        for name, secs in WINDOWS.items():
+            ring = self._rings[name]
+            start = bisect_right(ring, now - secs, key=itemgetter(0)) - 1
+            if start >= 0:
+                yield name, ring[start]
+
     def windows(self, now: float) -> dict[str, dict[str, float]]:
         """Metrics of each window; one longer than the task's uptime covers all of it."""
         current = self._counters()
-        found: dict[str, dict[str, float]] = {}
-        for name, secs in WINDOWS.items():
-            ring = self._rings[name]
-            start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
-            # Before the first snapshot, and in a task younger than the window, everything counts.
-            if start < 0:
-                found[name] = _as_metrics(current)
-            else:
-                base = ring[start][1]
-                found[name] = _as_metrics(tuple(a - b for a, b in zip(current, base, strict=True)))  # type: ignore[arg-type]
+        found = dict.fromkeys(WINDOWS, _as_metrics(current))
+        for name, base in self._bases(now):
+            found[name] = _as_metrics([a - b for a, b in zip(current, base[1], strict=True)])
         found[":all-time"] = _as_metrics(current)
         return found
 
     def window_streams(self, now: float) -> dict[str, _Streams]:
         """As :meth:`by_stream`, of the windows shorter than the task's uptime."""
         current = self.by_stream()
-        found: dict[str, _Streams] = {}
-        for name, secs in WINDOWS.items():
-            ring = self._rings[name]
-            start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
-            if start >= 0:
-                base = ring[start][2]
-                found[name] = {
-                    kind: {key: count - base[kind].get(key, 0) for key, count in counts.items()}
-                    for kind, counts in current.items()
-                }
-        return found
+        return {
+            name: {
+                kind: {key: count - base[2][kind].get(key, 0) for key, count in counts.items()}
+                for kind, counts in current.items()
+            }
+            for name, base in self._bases(now)
+        }
 
     def window_latencies(self, now: float) -> dict[str, Latencies]:
         """Latencies of all time and of the windows shorter than the task's uptime; empty before the first sample."""
         if not self.latencies:
             return {}
         found = {":all-time": subtract_latencies(self.latencies, {})}
-        for name, secs in WINDOWS.items():
-            ring = self._rings[name]
-            start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
-            if start >= 0:
-                found[name] = subtract_latencies(self.latencies, _decode(ring[start][3]))
+        for name, base in self._bases(now):
+            found[name] = subtract_latencies(self.latencies, _decode(base[3]))
         return found
 
     def by_stream(self) -> _Streams:
@@ -202,7 +164,7 @@ def _mean_ms(total_ns: int, number: int) -> float:
 
 
 def _as_metrics(counters: Any) -> dict[str, float]:
-    emitted, transferred, executed, acked, failed, ex_ns, timed, pr_ns, processed, co_ns, completed = counters
+    emitted, transferred, executed, acked, failed, ex_ns, timed, co_ns, completed = counters
     return {
         "emitted": emitted,
         "transferred": transferred,
@@ -210,6 +172,7 @@ def _as_metrics(counters: Any) -> dict[str, float]:
         "acked": acked,
         "failed": failed,
         "execute_ms": _mean_ms(ex_ns, timed),
-        "process_ms": _mean_ms(pr_ns, processed),
+        # A tuple is processed when its call returns.
+        "process_ms": _mean_ms(ex_ns, timed),
         "complete_ms": _mean_ms(co_ns, completed),
     }

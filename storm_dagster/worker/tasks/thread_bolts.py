@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
+from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
@@ -13,7 +14,7 @@ from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.drivers import acks_itself
 from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, TURN_SECS
-from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin, ack_in_loop, fail_in_loop
+from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin
 
 _COUNTED = 64
 """Most tuples that are counted in one call of the loop."""
@@ -27,8 +28,7 @@ class BlockingBoltRunner(ThreadMixin):
     kind = "bolt"
     _anchors_itself = True
     _current: Tuple | None = None
-    _emitted = 0
-    """Emits so far, counted by the thread."""
+    _name_values: Any = None
 
     def run(self, now: float) -> bool:
         """Pass tuples to the thread, and run its calls."""
@@ -36,6 +36,8 @@ class BlockingBoltRunner(ThreadMixin):
         if self.queue:
             batch = self.queue.copy()
             self.queue.clear()
+            if self._name_values is not None:
+                self._name_values(batch)
             self.in_flight += len(batch)
             for tup in batch:
                 self.inbox.put(tup)
@@ -80,8 +82,7 @@ class BlockingBoltRunner(ThreadMixin):
                 time.sleep(0.002)
             self.await_lease()
             if self._detached or self.shared.closing:
-                if isinstance(tup, Tuple):
-                    self.call_in_loop(lambda tup=tup: fail_in_loop(self, tup))
+                self.fail_later(tup)
                 continue
             begin = clock()
             if tup is TICK or tup is PULSE:
@@ -90,8 +91,8 @@ class BlockingBoltRunner(ThreadMixin):
                 try:
                     if tup is TICK:
                         bolt.process_tick(self.tick_tuple())
-                    else:
-                        bolt._pulse()
+                    elif self.state is not None:
+                        self.state.pulse()
                 except catches as error:
                     self.on_error(error, method)
                 calls.clear()
@@ -104,10 +105,10 @@ class BlockingBoltRunner(ThreadMixin):
             except catches as error:
                 self.on_error(error, f"process of a tuple of {tup.component}")
                 if bolt.auto_fail:
-                    self.call_in_loop(lambda tup=tup: fail_in_loop(self, tup))
+                    self.fail_later(tup, self.reason_of(error))
             else:
                 if auto_ack:
-                    self.call_in_loop(lambda tup=tup: ack_in_loop(self, tup))
+                    self.call_in_loop(lambda tup=tup: self.ack(tup))
             self._current = None
             self._rest(emitted)
             calls.clear()
@@ -124,37 +125,24 @@ class BlockingBoltRunner(ThreadMixin):
 
     def current_anchors(self) -> Any:
         """The tuple in process."""
-        return () if self._current is None or not self._anchors_itself else self._current
+        current = self.in_process()
+        return () if current is None or not self._anchors_itself else current
 
     def in_process(self) -> Tuple | None:
         """The tuple in process."""
         return self._current
 
-    def emit_from_thread(
-        self,
-        tup: Any,
-        stream: str | None,
-        anchors: Any,
-        direct_task: int | None,
-        need_task_ids: bool,
-        tup_id: Any,
-    ) -> Any:
-        """See ``Bolt.emit``."""
-        values = self.check_emit(tup, stream)
-        self._emitted += 1
-        of = self.checked_anchors(anchors)
-
+    def _emit_action(
+        self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
+    ) -> Callable[[], list[int]]:
         def in_loop() -> list[int]:
-            tree = anchor_tree(of) if of else None
-            route = route_of(self.routes, stream or "default", self.component)
+            tree = anchor_tree(anchors) if anchors else None
+            route = route_of(self.routes, stream, self.component)
             route.emitted += 1
             links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
             return [link.task for link in links]
 
-        if need_task_ids:
-            return self.call_in_loop_and_wait(in_loop)
-        self.call_or_reject(in_loop, of)
-        return None
+        return in_loop
 
 
 _processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("processing", default=None)
@@ -182,8 +170,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 break
             await window.acquire()
             if self.crashed:
-                if isinstance(tup, Tuple):
-                    self.call_in_loop(lambda tup=tup: fail_in_loop(self, tup))
+                self.fail_later(tup)
                 window.release()
                 continue
             task = loop.create_task(self._one(tup, window))
@@ -224,18 +211,17 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 if not (self._ending and isinstance(error, asyncio.CancelledError)):
                     self.on_error(error, f"process of a tuple of {tup.component}")
                 if bolt.auto_fail or self._ending:
-                    self.call_in_loop(lambda: fail_in_loop(self, tup))
+                    self.fail_later(tup, self.reason_of(error))
             else:
                 if bolt.auto_ack:
-                    self.call_in_loop(lambda: ack_in_loop(self, tup))
+                    self.call_in_loop(lambda: self.ack(tup))
             self._calls.pop(tup.id, None)
             self._rest(emitted)
             spent = time.perf_counter_ns() - begin
             self.call_in_loop(lambda: self._done([tup], spent))
         except self.shared.catches as error:
             # Cancelled before it began, when the task ends: nobody else knows the tuple any more.
-            if isinstance(tup, Tuple):
-                self.call_in_loop(lambda: fail_in_loop(self, tup))
+            self.fail_later(tup)
             if not (self._ending and isinstance(error, asyncio.CancelledError)):
                 self.on_error(error, "process_tick")
         finally:
@@ -244,8 +230,3 @@ class AsyncBoltRunner(BlockingBoltRunner):
     def in_process(self) -> Tuple | None:
         """The tuple of the current ``process`` call."""
         return _processing.get()
-
-    def current_anchors(self) -> Any:
-        """The tuple of the current ``process`` call."""
-        anchor = _processing.get()
-        return () if anchor is None or not self._anchors_itself else anchor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
@@ -22,12 +23,14 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     def _prepare(self) -> None:
         super()._prepare()
         self._emit = self.make_emit()
-        self._emitted = 0
-        """Emits so far, counted by the thread."""
         self._tracked = 0
         """Tracked emits that the loop has not run yet: they count as pending."""
         self._muted = False
         """Whether emits are dropped, because the spout is closing."""
+
+    def _open_in_thread(self) -> None:
+        self.letters.open()
+        super()._open_in_thread()
 
     def run(self, now: float) -> bool:
         """Run the calls of the spout's thread, and pass acks and fails to it."""
@@ -87,67 +90,47 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             if item is STOP:
                 return
             self.await_lease()
-            if self._detached or self.shared.closing:
+            # What was acked before the end is still told.
+            if self._detached or (self.shared.closing and not isinstance(item, tuple)):
                 continue
-            begin = time.monotonic()
+            args: tuple[Any, ...] = ()
+            if isinstance(item, Tuple):
+                method, args = "_on_peer_message", (item.task, item.values)
+            elif isinstance(item, tuple):
+                method, args = "ack" if item[0] else "given_up" if item[0] is None else "fail", item[1:]
+            elif isinstance(item, str):
+                method = item
+            elif item is _RETIRE:
+                self._muted = True
+                self.call_in_loop(self._return_pending)
+                method = "deactivate"
+            elif self._may_emit():
+                method = "next_tuple"
+            else:
+                pause = 0.005
+                continue
+            before = self._emitted
+            calls[0] = (time.monotonic(), method, None)
             try:
-                if isinstance(item, Tuple):
-                    calls[0] = (begin, "_on_peer_message", None)
-                    spout._on_peer_message(item.task, item.values)
-                    pause = 0.0
-                    continue
-                if isinstance(item, tuple):
-                    calls[0] = (begin, "ack" if item[0] else "fail", None)
-                    (spout.ack if item[0] else spout.fail)(item[1])
-                    pause = 0.0
-                    continue
-                if item is _RETIRE:
-                    self._muted = True
-                    self.call_in_loop(self._return_pending)
-                    calls[0] = (begin, "deactivate", None)
-                    spout.deactivate()
-                    continue
-                if isinstance(item, str):
-                    calls[0] = (begin, item, None)
-                    getattr(spout, item)()
-                    continue
-                if not self._may_emit():
-                    pause = 0.005
-                    continue
-                before = self._emitted
-                calls[0] = (begin, "next_tuple", None)
-                spout.next_tuple()
-                pause = 0.0 if self._emitted != before else min(0.02, (pause or 0.0005) * 2)
+                getattr(spout, method)(*args)
+                idle = method == "next_tuple" and self._emitted == before
+                pause = min(0.02, (pause or 0.0005) * 2) if idle else 0.0
             except catches as error:
                 self.on_error(error, "spout")
                 pause = 0.1
             finally:
                 calls.clear()
 
-    def emit_from_thread(
-        self,
-        tup: Any,
-        stream: str | None,
-        anchors: Any,
-        direct_task: int | None,
-        need_task_ids: bool,
-        tup_id: Any,
-    ) -> Any:
-        """See ``Spout.emit``."""
-        values = self.check_emit(tup, stream)
+    def _emit_action(
+        self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
+    ) -> Callable[[], list[int] | None] | None:
         if self._muted:
-            return []
-        self._emitted += 1
+            return None
         tracked = tup_id is not None
-        if tracked:
-            self._tracked += 1
+        self._tracked += tracked
 
-        def in_loop() -> Any:
-            if tracked:
-                self._tracked -= 1
-            return self._emit(values, tup_id, stream, direct_task, need_task_ids)
+        def in_loop() -> list[int] | None:
+            self._tracked -= tracked
+            return self._emit(values, tup_id, stream, direct_task, True)
 
-        if need_task_ids:
-            return self.call_in_loop_and_wait(in_loop)
-        self.call_in_loop(in_loop)
-        return None
+        return in_loop

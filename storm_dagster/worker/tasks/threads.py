@@ -6,30 +6,31 @@ loop; only an emit with ``need_task_ids`` waits for the result.
 
 from __future__ import annotations
 
-import logging
 import queue
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.component import Collector
 from storm_dagster.api.spout import Spout
-from storm_dagster.api.tuples import Tuple
+from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.values import own_values
-from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, sent_and_received
-from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
-from storm_dagster.worker.tasks.bolts import check_received
-from storm_dagster.worker.tasks.drivers import attach_drivers
-from storm_dagster.worker.tasks.runner import Runner, make_component, metric_value
+from storm_dagster.worker.dataplane.sending import sent_and_received
+from storm_dagster.worker.dataplane.tree import Reason, anchor_tree
+from storm_dagster.worker.tasks.bolts import BaseCollector, check_received
+from storm_dagster.worker.tasks.drivers import open_state
+from storm_dagster.worker.tasks.named_values import namer_of
+from storm_dagster.worker.tasks.runner import Runner, fulfill, make_component
 from storm_dagster.worker.tasks.stacks import component_stack
 
-_log = logging.getLogger("storm_dagster.component")
 STOP = object()
 """In an inbox: stop."""
 TICK = object()
@@ -39,11 +40,13 @@ PULSE = object()
 _RESULT_SECS = 60.0
 
 
-class ThreadMixin(Runner):
+class ThreadMixin(Runner, ABC):
     """Runner with a thread: ``inbox`` to the component, ``loop_calls`` back to the loop."""
 
     _thread: threading.Thread | None = None
     _detached = False
+    _emitted = 0
+    """Emits so far, counted by the thread."""
     _stopping = False
     """Whether the thread was asked to end. Only the loop."""
 
@@ -204,51 +207,56 @@ class ThreadMixin(Runner):
 
     def call_in_loop_and_wait(self, action: Callable[[], Any]) -> Any:
         """As :meth:`call_in_loop`, and return the result."""
-        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-        def in_loop() -> None:
-            try:
-                answer.put((action(), None))
-            except BaseException as error:
-                answer.put((None, error))
-
-        self.call_in_loop(in_loop)
+        answer: Future[Any] = Future()
+        self.call_in_loop(lambda: fulfill(answer, action))
         until = time.monotonic() + _RESULT_SECS
-        while True:
-            try:
-                result, error = answer.get(timeout=0.5)
-                break
-            except queue.Empty:
-                if self._detached or time.monotonic() > until:
-                    raise Unavailable(
-                        f"component {self.component!r}: the emit has no result, the task "
-                        + ("is closed" if self._detached else f"'s worker was busy for {_RESULT_SECS:g} s")
-                    ) from None
-        if error is not None:
-            raise error
-        return result
+        while not wait([answer], timeout=0.5).done:
+            if self._detached or time.monotonic() > until:
+                why = "the task is closed" if self._detached else f"its worker was busy for {_RESULT_SECS:g} s"
+                raise Unavailable(f"component {self.component!r}: the emit has no result, {why}")
+        return answer.result()
 
-    def check_emit(self, tup: Any, stream: str | None) -> list[Any]:
-        """Check an emit in the component's thread, which gets the error, and return a copy of its values."""
-        route = route_of(self.routes, stream or "default", self.component)
-        check_values(tup, route)
-        declared = self.part.outputs[stream or "default"]
-        if declared.types:
-            check_types(tup, declared, stream or "default", self.component)
-        if self.debug:
-            _log.info("%s-%d emits %r %s", self.component, self.task_id, tup, stream or "")
+    def emit_from_thread(
+        self,
+        tup: Any,
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+        tup_id: Any,
+    ) -> Any:
+        """Emit from the component's thread, which gets the errors of a check here. See ``Bolt.emit``, ``Spout.emit``."""
+        stream = stream or "default"
+        route = self.checked_route(tup, stream)
         if self.conf.get("topology.testing.always.try.serialize"):
-            return sent_and_received(tup, route, self.task_id)
-        return own_values(tup, route.fields, route.stream, self.component, self.task_id)
+            values = sent_and_received(tup, route, self.task_id)
+        else:
+            values = own_values(tup, route.fields, stream, self.component, self.task_id)
+        of = self.checked_anchors(anchors)
+        action = self._emit_action(values, stream, of, direct_task, tup_id)
+        if action is None:
+            return []
+        self._emitted += 1
+        if need_task_ids:
+            return self.call_in_loop_and_wait(action)
+        self.call_or_reject(action, of)
+        return None
+
+    @abstractmethod
+    def _emit_action(
+        self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
+    ) -> Callable[[], list[int] | None] | None:
+        """What the loop does for an emit; ``None``: it is dropped."""
+
+    def fail_later(self, item: Any, reason: Reason | None = None) -> None:
+        """Fail a tuple of the inbox in the loop; other items are dropped."""
+        if isinstance(item, Tuple):
+            self.call_in_loop(lambda: self.fail(item, reason))
 
     def await_lease(self) -> None:
         """Wait until the worker's lease is valid."""
         while not self.shared.owns() and not (self._detached or self.shared.closing):
             time.sleep(0.02)
-
-    def report_from_thread(self, error: BaseException, where: str) -> None:
-        """Report an error from the thread."""
-        self.call_in_loop(lambda: self.report(error, where))
 
     def call_or_reject(self, action: Callable[[], Any], anchors: Any) -> None:
         """As :meth:`call_in_loop`. If ``action`` raises, the tuple in process and ``anchors`` fail, whatever the
@@ -263,7 +271,7 @@ class ThreadMixin(Runner):
                 for rejected in (current, anchors):
                     tree = anchor_tree(rejected) if rejected else None
                     if tree is not None:
-                        self.shared.ledger.fail_tree(tree)
+                        self.shared.ledger.fail_tree(tree, self.reason_of(error))
 
         self.call_in_loop(in_loop)
 
@@ -271,7 +279,7 @@ class ThreadMixin(Runner):
         """A copy of an emit's anchors, which the component may change; ``InvalidRequest`` unless they are tuples that
         it received."""
         of = self.current_anchors() if anchors is None else anchors
-        if isinstance(of, Tuple):
+        if isinstance(of, Tuple | TupleId):
             return of
         of = tuple(of)
         for tup in of:
@@ -303,21 +311,22 @@ class ThreadMixin(Runner):
             self.shared.wake()
 
     def _open_in_thread(self) -> None:
-        component = make_component(self.part)
-        wanted = Spout if self.kind == "spout" else Bolt
-        if not isinstance(component, wanted):
-            raise TypeError(f"{self.part.object.python} is not a {wanted.__name__}")
+        component: Spout | Bolt = make_component(self.part, Spout if self.kind == "spout" else Bolt)
         collector: Collector = _ThreadCollector(self)
         component._collector = collector
         self.context.restrict(lambda: self.shared.owns() and not self._detached)
         component.context, component.conf = self.context, self.conf
-        attach_drivers(component, self)
+        if isinstance(component, Bolt):
+            self._name_values = namer_of(component, self.context)
+        opening = open_state(component, self, inline=True)
+        if opening is not None:
+            opening.attach()
         component.initialize(self.conf, self.context)
         self.instance = component
-        self.next_pulse: float = 0.0
 
+    @abstractmethod
     def _work(self) -> None:
-        raise NotImplementedError
+        """Run the component until the inbox says ``STOP``."""
 
     def current_anchors(self) -> Any:
         """Default anchors of an emit."""
@@ -327,31 +336,21 @@ class ThreadMixin(Runner):
         """The tuple that the calling code processes."""
         return None
 
-    def emit_from_thread(
-        self,
-        tup: Any,
-        stream: str | None,
-        anchors: Any,
-        direct_task: int | None,
-        need_task_ids: bool,
-        tup_id: Any,
-    ) -> Any:
-        """Emit from the component's thread."""
-        raise NotImplementedError
 
-
-class _ThreadCollector:
+class _ThreadCollector(BaseCollector):
     """Collector of a component with its own thread."""
 
+    _runner: ThreadMixin
+
     def __init__(self, runner: ThreadMixin) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self.emit = runner.emit_from_thread
 
     def ack(self, tup: Tuple) -> None:
         """See ``Bolt.ack``."""
         runner = self._runner
         check_received(tup, runner.component)
-        runner.call_in_loop(lambda: ack_in_loop(runner, tup))
+        runner.call_in_loop(lambda: runner.ack(tup))
 
     def ack_all(self, tups: Any) -> None:
         """See ``Collector.ack_all``: one call of the loop for the thousands of tuples of a micro-batch."""
@@ -367,43 +366,19 @@ class _ThreadCollector:
 
         runner.call_in_loop(in_loop)
 
-    def fail(self, tup: Tuple) -> None:
+    def fail(self, tup: Tuple, reason: Any = None) -> None:
         """See ``Bolt.fail``."""
         runner = self._runner
         check_received(tup, runner.component)
-        runner.call_in_loop(lambda: fail_in_loop(runner, tup))
+        why = runner.reason_of(reason)
+        runner.call_in_loop(lambda: runner.fail(tup, why))
+
+    def give_up(self, *letter: Any) -> None:
+        """See ``Spout.give_up``."""
+        self._runner.call_in_loop(lambda: self._runner.give_up(*letter))  # type: ignore[attr-defined]
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         """See ``Collector.event``."""
         runner = self._runner
         of = runner.checked_anchors(anchors)
         runner.call_or_reject(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None), of)
-
-    def joint(self, tups: Any) -> Tuple:
-        """See ``Collector.joint``."""
-        return joint_anchor(tups)
-
-    def send_to_peer(self, task: int, values: Any) -> None:
-        """See ``Runner.send_to_peer``."""
-        self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
-
-    def error(self, error: BaseException, tup: Any = None) -> None:
-        """See ``Component.raise_exception``."""
-        self._runner.report(error, "raise_exception")
-
-    def metric(self, name: str, value: Any) -> None:
-        """See ``Component.report_metric``."""
-        pair = metric_value(name, value)
-        self._runner.call_in_loop(lambda: self._runner.metric(*pair))
-
-
-def ack_in_loop(runner: Runner, tup: Tuple) -> None:
-    """Ack in the loop's thread."""
-    runner.shared.ledger.ack(tup)
-    runner.stats.acked += 1
-
-
-def fail_in_loop(runner: Runner, tup: Tuple) -> None:
-    """Fail in the loop's thread."""
-    runner.shared.ledger.fail(tup)
-    runner.stats.failed += 1

@@ -1,27 +1,45 @@
-"""Evaluation of windowed bolts: timestamps, late tuples, due windows."""
+"""Windowed bolts: timestamps, late tuples, due windows, and what checkpoints hold of them."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, WindowedBolt
-from storm_dagster.core.windowing import Windows, window_shape
+from storm_dagster.core.keyed_state import Checkpoint, Contents, encode_value, join_encoded, key_of
+from storm_dagster.core.window_shape import window_shape
+from storm_dagster.core.window_state import HeldTuple
+from storm_dagster.core.windowing import Windows
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.values import decode_value, encode_own, own_values
+from storm_dagster.worker.dataplane.tree import next_tuple_id
+from storm_dagster.worker.tasks.results import ResultTracker
+from storm_dagster.worker.tasks.runner import MOST_RETRY_SECS
 
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner
+    from storm_dagster.worker.tasks.stateful import StateDriver
 
 _log = logging.getLogger("storm_dagster.component")
 
-_CHECK_SECS = 0.1
 _STAMP = "topology.bolts.tuple.timestamp.field.name"
 _KEY = "topology.bolts.window.session.key"
+_LATE_LOG_MS = 10_000
+"""Pause between two log lines about late tuples."""
+_CONNECT_MS = 3000
+"""Time in which the other workers reach a task that has started."""
 
 
 class WindowDriver:
-    """Windows of one task. Used by the thread that runs the bolt."""
+    """Windows of one task. Used by the thread that runs the bolt.
+
+    The tuples of the windows are in the task's checkpoints and are acked after that. So is what a window emitted,
+    together with the end of the window; it is sent after the checkpoint, until its tree is complete.
+    """
 
     def __init__(self, bolt: WindowedBolt, runner: Runner) -> None:
         self.bolt = bolt
@@ -29,6 +47,11 @@ class WindowDriver:
         conf = runner.conf
         self.shape = window_shape(conf, f"bolt {runner.component!r}")
         inputs = [item for item in runner.part.inputs if not item.component.startswith("__")]
+        self._sources = [
+            (item.component, item.stream, task)
+            for item in inputs
+            for task in runner.context.component_tasks(item.component)
+        ]
         self._stamp_at = self._field_indices(conf.get(_STAMP)) if self.shape.event_time else {}
         self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         late = self.shape.late_stream
@@ -36,10 +59,22 @@ class WindowDriver:
             raise InvalidTopology(
                 f"bolt {runner.component!r} sends late tuples to stream {late!r}, which it does not declare"
             )
-        self.windows: Windows[Tuple] = Windows(self.shape, sources=max(1, len(inputs)))
-        self._tries = 0
+        self._pause_ms, self._retry_at, self._tries = 100, 0, 0
         self._next_watermark = 0
-        bolt._pulse_secs = _CHECK_SECS if self.shape.needs_clock else None
+        self._late_count, self._late_logged_at = 0, -_LATE_LOG_MS
+        self._emitted: list[msgspec.Raw] | None = None
+        """What the window in process has emitted."""
+        self.changed = False
+        """Whether the next checkpoint has anything of the windows."""
+        self.staged: list[tuple[Tuple, int, Any, int, msgspec.Raw]] = []
+        """Tuples of the current call of ``process``: (tuple, stamp, key, owner hash, encoded)."""
+        self._added: dict[int, tuple[int, msgspec.Raw]] = {}
+        self._ended: list[int] = []
+        self._new_results: list[int] = []
+        self._confirmed: list[int] = []
+        self._to_send: list[int] = []
+        """Saved results that failed, or that an earlier process has left."""
+        self.closing = False
 
     def _field_indices(self, field: Any) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
@@ -53,82 +88,207 @@ class WindowDriver:
             found[(item.component, item.stream)] = fields.index(field)
         return found
 
+    def read(self, contents: Contents) -> None:
+        """Continue with the windows in the state. Any thread, before :meth:`attach`."""
+        self._contents = contents
+        self.windows = Windows(self.shape, self._sources, contents.windows, map(_with_tuple, contents.entries()))
+
+    def attach(self, state: StateDriver) -> None:
+        """Take tuples from now on."""
+        self._state, contents = state, self._contents
+        self.runner.results = self.results = ResultTracker(self.runner)
+        self._to_send = list(contents.results)
+        self._next_result = max(contents.results, default=-1) + 1
+        # What was sent to the task before others reach it again is replayed after the message timeout. Until then
+        # nothing makes it late.
+        timeout = float(self.runner.conf.get("topology.message.timeout.secs") or 30)
+        if contents.windows is not None:
+            self._next_watermark = self.runner.shared.now_ms() + round(timeout * 1000) + _CONNECT_MS
+        collector = self.bolt._bound()
+        self._report_event = collector.event
+        collector.event = self._event  # type: ignore[method-assign]
+        self._end_tuples()
+
+    # -- tuples -------------------------------------------------------------------------------------------
+
     def add(self, tup: Tuple) -> None:
-        """Add a tuple to its windows, and evaluate those that it completes."""
-        source = (tup.component, tup.stream)
+        """Check a tuple, which :meth:`hold` adds to its windows when ``process`` has returned."""
+        stream = (tup.component, tup.stream)
         now = self.runner.shared.now_ms()
         if not self.shape.event_time:
             stamp = now
         else:
-            given = tup.values[self._stamp_at[source]]
+            given = tup.values[self._stamp_at[stream]]
             if isinstance(given, bool) or not isinstance(given, int | float):
                 raise InvalidRequest(
                     f"the time stamp of a tuple of {tup.component!r} is {given!r:.60}: it must be milliseconds since 1970"
                 )
             stamp = int(given)
-        key = tup.values[self._key_at[source]] if self._key_at else None
-        if not self.windows.add(tup, stamp, source, key):
-            self._late(tup, stamp)
-            return
+        key = key_of(tup.values[self._key_at[stream]]) if self._key_at else None
+        owner = self._state.owner_hash(tup)
+        item = encode_value([*stream, tup.task, tup.values], f"a window with a tuple of {tup.component}")
+        self.staged.append((tup, stamp, key, owner, item))
+
+    def hold(self) -> None:
+        """Add the checked tuples to their windows, and evaluate those that they complete."""
+        staged, self.staged = self.staged, []
+        for tup, stamp, key, owner, item in staged:
+            self._state.defer_ack(tup)
+            entry = self.windows.add(tup, stamp, (tup.component, tup.stream, tup.task), key)
+            if entry is None:
+                self._late(tup, stamp)
+            else:
+                raw = join_encoded([entry.stamp, item, encode_value(key, key), None])
+                self._added[entry.number] = self._contents.held[entry.number] = (owner, raw)
+            self.changed = True
         # Only counted windows become due by a tuple; the others by time.
         if self.shape.slide_count is not None and not self.shape.event_time:
             self.evaluate()
 
     def _late(self, tup: Tuple, stamp: int) -> None:
+        self._late_count += 1
+        self.runner.call_in_loop(lambda: self.runner.metric("late", self._late_count))
         stream = self.shape.late_stream
         if stream is not None:
-            self.bolt.emit([list(tup.values), tup.component, tup.stream], stream=stream, anchors=[tup])
-        else:
+            values = encode_value([list(tup.values), tup.component, tup.stream], stream)
+            self._add_result([join_encoded([stream, values, None])])
+            return
+        now = self.runner.shared.now_ms()
+        if now - self._late_logged_at >= _LATE_LOG_MS:
+            self._late_logged_at = now
             _log.info(
-                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped: %r",
+                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped, the %dth: %r",
                 self.runner.component,
                 self.runner.task_id,
                 tup.component,
                 stamp,
                 self.windows.watermark,
+                self._late_count,
                 tup.values,
             )
-        self.bolt.ack(tup)
+
+    # -- windows ------------------------------------------------------------------------------------------
 
     def pulse(self) -> None:
-        """Evaluate the windows that are due by time."""
+        """Evaluate the windows that are due by time, and send again what failed."""
+        self.collect()
+        to_send, self._to_send = self._to_send, []
+        for number in to_send:
+            self._send(number)
         now = self.runner.shared.now_ms()
-        if self.shape.event_time:
-            if now < self._next_watermark:
-                return
+        if not self.shape.event_time:
+            self.windows.advance(now)
+        elif now >= self._next_watermark:
             self._next_watermark = now + self.shape.watermark_ms
-        self.windows.advance(now)
+            self.windows.advance(now)
         self.evaluate()
 
     def evaluate(self) -> None:
-        """Process every window that is due. One that raises is retried later, then given up."""
+        """Process every window that is due. One that raises is tried again after a pause; later ones wait."""
         windows, bolt = self.windows, self.bolt
-        while (pane := windows.due()) is not None:
-            bolt._anchor_to(pane.items)
+        now = self.runner.shared.now_ms()
+        while now >= self._retry_at and (pane := windows.due()) is not None:
             bolt._begin()
+            emitted = self._emitted = []
             try:
                 bolt.process_window(
                     TupleWindow(pane.items, pane.new, pane.expired, pane.start_ms, pane.end_ms, pane.key)
                 )
             except Exception as error:
                 bolt._undo()
+                emitted = []
                 self._tries += 1
-                self.runner.report(error, f"process_window (try {self._tries} of {bolt.window_tries})")
-                if self._tries < bolt.window_tries:
+                given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
+                then = f": dropped with {len(pane.items)} tuples" if given_up else ""
+                self.runner.report(error, f"process_window (try {self._tries}, end {pane.end_ms}){then}")
+                if not given_up:
+                    self._retry_at = now + self._pause_ms
+                    self._pause_ms = min(2 * self._pause_ms, round(MOST_RETRY_SECS * 1000))
                     break
-                self._give_up()
-            else:
-                self._tries = 0
-                windows.done()
             finally:
-                bolt._anchor_to(None)
-        finished = windows.take_finished()
-        if bolt.auto_ack:
-            for tup in finished:
-                bolt.ack(tup)
+                self._emitted = None
+            self._pause_ms, self._tries = 100, 0
+            windows.done()
+            self.changed = True
+            if emitted:
+                self._add_result(emitted)
+        self._end_tuples()
 
-    def _give_up(self) -> None:
-        self._tries = 0
-        for tup in self.windows.failed():
-            if self.bolt.auto_fail:
-                self.bolt.fail(tup)
+    def _end_tuples(self) -> None:
+        for entry in self.windows.take_finished():
+            del self._contents.held[entry.number]
+            if self._added.pop(entry.number, None) is None:
+                self._ended.append(entry.number)
+            self.changed = True
+
+    # -- what windows emit --------------------------------------------------------------------------------
+
+    def emit(self, tup: Any, stream: str | None, anchors: Any, direct_task: int | None, need_task_ids: bool) -> Any:
+        """Keep a tuple that a window emits for the checkpoint; send any other one."""
+        if self._emitted is None or (anchors is not None and not anchors):
+            return self.bolt._bound().emit(tup, stream, anchors or [], direct_task, need_task_ids, None)
+        runner, name = self.runner, stream or "default"
+        if need_task_ids:
+            raise InvalidRequest(
+                f"component {runner.component!r} asks for task ids in process_window, which emits after the checkpoint: "
+                "emit without need_task_ids, or with anchors=[]"
+            )
+        route = runner.checked_route(tup, name)
+        values = msgspec.Raw(encode_own(own_values(tup, route.fields, name, runner.component, runner.task_id)))
+        self._emitted.append(join_encoded([name, values, encode_value(direct_task, "direct_task")]))
+        return None
+
+    def _event(self, event: DagsterEvent, anchors: Any) -> None:
+        if self._emitted is None:
+            self._report_event(event, anchors)
+        else:
+            document = encode_value(msgspec.to_builtins(event), event.asset)
+            self._emitted.append(join_encoded([None, document, None]))
+
+    def _add_result(self, emitted: list[msgspec.Raw]) -> None:
+        self._contents.results[self._next_result] = join_encoded(emitted)
+        self._new_results.append(self._next_result)
+        self._next_result += 1
+
+    def _send(self, number: int) -> None:
+        emitted = decode_value(self._contents.results[number])
+        self.runner.call_in_loop(lambda: self.results.send(number, emitted))
+
+    def collect(self) -> None:
+        """Take the results whose trees are complete or failed."""
+        for number, acked in self.results.take():
+            if not acked:
+                self._to_send.append(number)
+            elif self._contents.results.pop(number, None) is not None:
+                self._confirmed.append(number)
+                self.changed = True
+
+    # -- checkpoints --------------------------------------------------------------------------------------
+
+    @property
+    def unsent(self) -> bool:
+        """Whether results wait for a checkpoint."""
+        return bool(self._new_results)
+
+    def save_to(self, record: Checkpoint) -> None:
+        """Put the changes into a checkpoint."""
+        contents: Contents = self._contents
+        record.held = [(number, owner, raw) for number, (owner, raw) in self._added.items()]
+        record.finished, record.confirmed = self._ended, self._confirmed
+        record.results = [(number, contents.results[number]) for number in self._new_results]
+        record.windows = contents.windows = self.windows.position()
+
+    def on_saved(self) -> None:
+        """Send the results that are in the checkpoint."""
+        self._added, self._ended, self._confirmed = {}, [], []
+        self.changed = False
+        results, self._new_results = self._new_results, []
+        if not self.closing:
+            for number in results:
+                self._send(number)
+
+
+def _with_tuple(entry: HeldTuple) -> HeldTuple:
+    component, stream, task, values = entry.item
+    entry.item = Tuple(next_tuple_id(), component, stream, task, values)
+    return entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -76,7 +76,7 @@ def stage(
     builder.set_spout("lines", "rig_code:Lines", outputs=["line"])
     builder.set_bolt("split", "rig_code:Split", inputs="lines", par=2, outputs=["word"])
     builder.set_bolt("count/all", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=1)
-    kinds = {
+    kinds: dict[str, tuple[Literal["bolt", "spout"], str]] = {
         "split": ("bolt", "1-2"),
         "count/all": ("bolt", "3"),
         "__acker": ("bolt", "4"),

@@ -7,9 +7,13 @@ from typing import Any
 
 import httpx
 import hypothesis
+import hypothesis.errors
+import hypothesis.strategies
 import pytest
 import schemathesis
+from hypothesis.strategies import SearchStrategy
 from schemathesis.checks import load_all_checks
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -31,7 +35,7 @@ EXAMPLES = {
 SETTINGS = hypothesis.settings(
     phases=[hypothesis.Phase.generate],
     database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
+    suppress_health_check=list(hypothesis.HealthCheck),  # type: ignore[arg-type]
 )
 
 
@@ -43,10 +47,11 @@ def fuzz(document: dict[str, Any], base_url: str, known: dict[str, Any]) -> Coun
     schema = schemathesis.openapi.from_dict(document)
     sent: Counter[str] = Counter()
     for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
         operation = result.ok()
         for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
             try:
-                strategy = operation.as_strategy(generation_mode=mode)
+                strategy = operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode))
             except Exception as error:
                 assert mode is schemathesis.GenerationMode.NEGATIVE, f"{operation.label}: {error}"
                 continue
@@ -57,12 +62,14 @@ def fuzz(document: dict[str, Any], base_url: str, known: dict[str, Any]) -> Coun
     return sent
 
 
-def ask_many(strategy: Any, base_url: str, known: dict[str, Any], harmless: bool, examples: int) -> int:
+def ask_many(
+    strategy: SearchStrategy[schemathesis.Case], base_url: str, known: dict[str, Any], harmless: bool, examples: int
+) -> int:
     asked = 0
 
     @hypothesis.settings(SETTINGS, max_examples=examples)
     @hypothesis.given(case=strategy, real=hypothesis.strategies.booleans())
-    def ask(case: Any, real: bool) -> None:
+    def ask(case: schemathesis.Case, real: bool) -> None:
         nonlocal asked
         for name, value in (case.path_parameters or {}).items():
             if harmless and real and name in known:

@@ -144,8 +144,11 @@ class EmbeddedZooKeeper:
         self._process = None
         atexit.unregister(self.stop)
 
-    def stop(self, timeout: float = 10.0) -> None:
-        """End the server: TERM, then KILL after ``timeout`` seconds. Stopping a stopped one does nothing."""
+    def stop(self, timeout: float = 60.0) -> None:
+        """End the server: TERM, then KILL after ``timeout`` seconds. Stopping a stopped one does nothing.
+
+        The first server of a machine writes its class data when it ends, which takes a busy machine many seconds.
+        """
         process = self._process
         if process is None:
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.ensemble import Member, ensemble_command
+from storm_dagster.zk.embedded import Member, ensemble_command
 
 
 def free_ports(number: int, host: str = "127.0.0.1") -> list[int]:

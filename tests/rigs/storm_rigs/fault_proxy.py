@@ -5,6 +5,7 @@ with FaultProxy("127.0.0.1", server.port) as link:
     link.cut()      # packets vanish, both sides still believe in their connection
     link.restore()     # what was held is delivered, as a network does that resends
     link.reset()    # every connection ends at once
+    link.forget()   # packets of the connections vanish for ever, new connections work
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._open: asyncio.Event | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._forgotten: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._port = 0
         self._ready = threading.Event()
@@ -71,6 +73,10 @@ class FaultProxy:
     def reset(self) -> None:
         """End all connections; new ones are made."""
         self._steer(self._abort)
+
+    def forget(self) -> None:
+        """Drop what the connections of now carry, as a firewall does that has lost its table."""
+        self._steer(lambda: self._forgotten.update(self._writers))
 
     def close(self) -> None:
         """End all connections and stop listening."""
@@ -152,6 +158,8 @@ class FaultProxy:
                 await self._open.wait()
                 if not part:
                     return
+                if writer in self._forgotten:
+                    continue
                 writer.write(part)
                 await writer.drain()
         except OSError:

@@ -56,7 +56,7 @@ class SparkServer:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                spark_connect_command(self.port, memory=self._memory, local_dir=self._folder),
+                spark_connect_command(self.port, self._folder, memory=self._memory),
                 env=spark_environment(),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,

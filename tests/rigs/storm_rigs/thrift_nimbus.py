@@ -26,6 +26,7 @@ class ThriftNimbus:
     def __init__(self, home: Path, conf: dict[str, object], nimbus_id: str) -> None:
         self.home = home
         self.id = nimbus_id
+        self.conf = conf
         self.stopping = threading.Event()
         merged = load_cluster_conf(None, {"nimbus.thrift.port": 0, "nimbus.http.port": 0, **conf})
         self.thread = threading.Thread(target=run_nimbus, args=(merged, home, nimbus_id, self.stopping))

@@ -60,6 +60,10 @@ class WorkerRig:
         self.table = table
         self.topology_id = topology_id
         self.zk_conf = dict(zk_conf)
+        self.hosts: dict[str, str] = {}
+        """Node -> its address on loopback, by default 127.0.0.1."""
+        self.homes: dict[str, Path] = {}
+        """Node -> HOME of its workers, by default the rig's folder."""
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self.code_dir = folder / "stormdist" / topology_id
         (self.code_dir / "code" / "resources").mkdir(parents=True)
@@ -86,9 +90,10 @@ class WorkerRig:
         assignment = Assignment(
             topology_id=self.topology_id,
             code_dir=self.topology_id,
-            node_host={node: "127.0.0.1" for node, _ in slots},
+            node_host={node: self.hosts.get(node, "127.0.0.1") for node, _ in slots},
             workers=tuple(
-                WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks) for (node, port), tasks in slots.items()
+                WorkerSlot(node=node, host=self.hosts.get(node, "127.0.0.1"), port=port, tasks=tasks)
+                for (node, port), tasks in slots.items()
             ),
             task_start_secs={},
             timestamp_ms=int(time.time() * 1000),
@@ -120,9 +125,9 @@ class WorkerRig:
             token=secrets.token_hex(16),
             topology_id=self.topology_id,
             node=node,
-            host="127.0.0.1",
+            host=self.hosts.get(node, "127.0.0.1"),
             port=port,
-            home=str(self.folder),
+            home=str(self.homes.get(node, self.folder)),
             conf=self.zk_conf,
             code_dir=str(self.code_dir),
             heartbeat_path=str(folder / "heartbeat.json"),

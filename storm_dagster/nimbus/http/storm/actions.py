@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.http.storm.formats import Links
+from storm_dagster.nimbus.http.storm.schemas import LogLevelsRequest, RebalanceOptions, RebalanceRequest
+from storm_dagster.nimbus.requests.bodies import check_body
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
@@ -42,24 +43,9 @@ class TopologyActions:
 
     def rebalance(self, name: str, wait: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers", "executors"}}``."""
-        options = document.get("rebalanceOptions", {})
-        if options is None:
-            options = {}
-        unknown = sorted(set(document) - {"rebalanceOptions", "callback"})
-        if unknown or not isinstance(options, dict):
-            raise InvalidRequest('a rebalance is {"rebalanceOptions": {"numWorkers": 2, "executors": {"count": 4}}}')
-        wrong = sorted(set(options) - {"numWorkers", "executors"})
-        if wrong:
-            raise InvalidRequest(f"rebalanceOptions has no {wrong[0]!r:.40}: it has numWorkers and executors")
-        return self.act(
-            name,
-            "rebalance",
-            {
-                "wait_secs": _secs(wait),
-                "workers": _number(options.get("numWorkers"), "numWorkers"),
-                "executors": _numbers(options.get("executors")),
-            },
-        )
+        options = check_body(RebalanceRequest, document, "a rebalance").rebalanceOptions or RebalanceOptions()
+        change = {"wait_secs": _secs(wait), "workers": options.numWorkers, "executors": options.executors}
+        return self.act(name, "rebalance", change)
 
     def debug(self, name: str, *_: str) -> dict[str, Any]:
         """Storm's sampling of tuples into an event log: not supported; the response names the alternative."""
@@ -88,21 +74,11 @@ class TopologyActions:
     def set_log_levels(self, name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level", "timeout",
         "reset_level"}}}``; a logger without a target level has that of the conf again."""
-        entries = document.get("namedLoggerLevels")
-        if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-            raise InvalidRequest(
-                'log levels are {"namedLoggerLevels": {"my.module": {"target_level": "DEBUG", "timeout": 60}}}'
-            )
-        changes: dict[str, LevelChange] = {}
-        for logger, entry in entries.items():
-            wrong = sorted(set(entry) - {"target_level", "reset_level", "timeout", "timeout_epoch"})
-            if wrong:
-                raise InvalidRequest(
-                    f"{wrong[0]!r:.40} is not a part of a log level: use target_level, timeout (seconds), reset_level"
-                )
-            changes[logger] = level_change(
-                logger, entry.get("target_level"), entry.get("timeout") or 0, entry.get("reset_level")
-            )
+        entries = check_body(LogLevelsRequest, document, "a change of log levels").namedLoggerLevels
+        changes = {
+            logger: level_change(logger, entry.target_level, entry.timeout or 0, entry.reset_level)
+            for logger, entry in entries.items()
+        }
         self._levels.change(topology_by_name(self._reader.view(), name), changes)
         return self.log_levels(name)
 
@@ -132,21 +108,3 @@ def _secs(text: str) -> int:
     if not _WAIT.fullmatch(text):
         raise InvalidRequest(f"the wait must be a number of seconds, got {text!r:.40}")
     return int(text)
-
-
-def _number(value: Any, what: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise InvalidRequest(f"{what} must be a whole number, got {value!r:.40}")
-
-
-def _numbers(value: Any) -> dict[str, int | None] | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise InvalidRequest('executors must map component ids to numbers, such as {"count": 4}')
-    return {name: _number(number, "executors") for name, number in value.items()}

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
-from storm_dagster.model.security import public_conf
+from storm_dagster.model.masking import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encode_query, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, TopologySize, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
 OWNER = ""
@@ -33,6 +33,7 @@ class ClusterPages:
         """Metrics of the whole cluster."""
         view = self._reader.view()
         supervisors = supervisors_of(view, now_secs=int(time.time()))
+        size = TopologySize.of(*view.topologies.values())
         total = sum(len(one.info.ports) for one in supervisors)
         used = sum(len(one.used) for one in supervisors)
         memory = float(sum(one.info.memory_mb for one in supervisors))
@@ -46,8 +47,8 @@ class ClusterPages:
             "slotsTotal": total,
             "slotsUsed": used,
             "slotsFree": max(0, total - used),
-            "executorsTotal": sum(_executors(one) for one in view.topologies.values()),
-            "tasksTotal": sum(_tasks(one) for one in view.topologies.values()),
+            "executorsTotal": size.executors,
+            "tasksTotal": size.tasks,
             "schedulerDisplayResource": _displays(supervisors),
             "totalMem": memory,
             "totalCpu": cpu,
@@ -67,7 +68,7 @@ class ClusterPages:
             "schedulerDisplayResource": _displays(found),
         }
 
-    def supervisor(self, supervisor_id: str | None, host: str | None, _: bool) -> dict[str, Any]:
+    def supervisor(self, supervisor_id: str | None, host: str | None, sys: bool) -> dict[str, Any]:
         """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is none."""
         if supervisor_id is None and host is None:
             raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
@@ -127,26 +128,25 @@ class ClusterPages:
     def owners(self, owner: str | None = None) -> dict[str, Any]:
         """What runs, by owner. Topologies have no owners here: there is one row, of all of them."""
         view = self._reader.view()
-        memory = sum(worker.memory_bytes for one in view.topologies.values() for worker in _workers(one))
-        cpu = float(sum(worker.cpu for one in view.topologies.values() for worker in _workers(one)))
+        size = TopologySize.of(*view.topologies.values())
         row = {
             "owner": OWNER,
             "totalTopologies": len(view.topologies),
-            "totalExecutors": sum(_executors(one) for one in view.topologies.values()),
-            "totalWorkers": sum(len(_workers(one)) for one in view.topologies.values()),
-            "totalTasks": sum(_tasks(one) for one in view.topologies.values()),
-            "totalMemoryUsage": memory / 2**20,
-            "totalCpuUsage": cpu,
+            "totalExecutors": size.executors,
+            "totalWorkers": size.workers,
+            "totalTasks": size.tasks,
+            "totalMemoryUsage": size.memory_mb,
+            "totalCpuUsage": size.cpu,
             "memoryGuarantee": "N/A",
             "cpuGuarantee": "N/A",
             "isolatedNodes": "N/A",
             "memoryGuaranteeRemaining": "N/A",
             "cpuGuaranteeRemaining": "N/A",
-            "totalReqOnHeapMem": memory / 2**20,
+            "totalReqOnHeapMem": size.memory_mb,
             "totalReqOffHeapMem": 0.0,
-            "totalReqMem": memory / 2**20,
-            "totalReqCpu": cpu,
-            "totalAssignedOnHeapMem": memory / 2**20,
+            "totalReqMem": size.memory_mb,
+            "totalReqCpu": size.cpu,
+            "totalAssignedOnHeapMem": size.memory_mb,
             "totalAssignedOffHeapMem": 0.0,
         }
         if owner is None:
@@ -200,9 +200,7 @@ def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
 
 def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str, Any]:
     uptime = max(0, int(time.time()) - one.base.launch_time_secs)
-    workers = _workers(one)
-    memory = sum(worker.memory_bytes for worker in workers) / 2**20
-    cpu = float(sum(worker.cpu for worker in workers))
+    size = TopologySize.of(one)
     return {
         "id": one.id,
         "encodedId": encode_query(one.id),
@@ -211,12 +209,12 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
         "status": one.base.status,
         "uptime": pretty_secs(uptime),
         "uptimeSeconds": uptime,
-        "tasksTotal": _tasks(one),
-        "workersTotal": len(workers),
-        "executorsTotal": _executors(one),
+        "tasksTotal": size.tasks,
+        "workersTotal": size.workers,
+        "executorsTotal": size.executors,
         "replicationCount": replication,
         "schedulerInfo": None,
-        **given_resources(memory, cpu),
+        **given_resources(size.memory_mb, size.cpu),
         "stormVersion": version,
     }
 
@@ -233,22 +231,6 @@ def given_resources(memory: float, cpu: float) -> dict[str, float]:
         "assignedTotalMem": memory,
         "assignedCpu": cpu,
     }
-
-
-def _workers(one: TopologyView) -> tuple[Any, ...]:
-    return one.assignment.workers if one.assignment else ()
-
-
-def _tasks(one: TopologyView) -> int:
-    return sum(len(part.ids) for part in one.tasks.components.values()) if one.tasks else 0
-
-
-def _executors(one: TopologyView) -> int:
-    if one.tasks is None:
-        return 0
-    return sum(
-        min(len(part.ids), one.base.executors.get(name) or len(part.ids)) for name, part in one.tasks.components.items()
-    )
 
 
 def _percent(used: float, total: float) -> float:

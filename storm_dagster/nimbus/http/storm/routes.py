@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
@@ -40,16 +41,19 @@ _IN_PATH = {
         Parameter("minutes", str, where="path"),
     )
 }
-_WINDOW = Parameter("window", str, "600, 10800, 86400 or :all-time (default, also for any other)")
-_SYS = Parameter("sys", str, "1 or true: with the system's components and streams")
-_SUPERVISOR = Parameter("id", str, "Supervisor id")
-_HOST = Parameter("host", str, "Host; ignored with an id")
-_READ_QUERY: dict[Parameter, Callable[[Request], Any]] = {
-    _WINDOW: lambda request: check_window(query_text(request, "window")),
-    _SYS: lambda request: (query_text(request, "sys") or "") in ("1", "true"),
-    _SUPERVISOR: lambda request: query_text(request, "id"),
-    _HOST: lambda request: query_text(request, "host"),
+_QUERY: dict[str, tuple[Parameter, Callable[[str | None], Any]]] = {
+    "supervisor_id": (Parameter("id", str, "Supervisor id"), lambda text: text),
+    "host": (Parameter("host", str, "Host; ignored with an id"), lambda text: text),
+    "window": (
+        Parameter("window", str, "600, 10800, 86400 or :all-time (default, also for any other)"),
+        check_window,
+    ),
+    "sys": (
+        Parameter("sys", str, "1 or true: with the system's components and streams"),
+        lambda text: text in ("1", "true"),
+    ),
 }
+"""Name of a page's argument -> parameter of the query, and what makes the argument of its text."""
 _READING = (404, 500, 503)
 _CHANGING = (404, 409, 500, 503)
 
@@ -82,15 +86,18 @@ def _operation(
     )
 
 
-def _read(path: str, answer: Callable[..., Any], summary: str, kind: Any, *query: Parameter) -> HttpOperation:
-    """A page: ``answer`` takes what stands in the path, then the values of ``query``, each in its order."""
+def _read(path: str, answer: Callable[..., Any], summary: str, kind: Any) -> HttpOperation:
+    """A page: ``answer`` takes what stands in the path, in its order, and parameters of the query by its own names."""
+    asked = {name: _QUERY[name] for name in inspect.signature(answer).parameters if name in _QUERY}
 
     async def work(request: Request) -> Any:
         def read() -> Any:
-            return answer(*request.path_params.values(), *(_READ_QUERY[one](request) for one in query))
+            query = {name: value(query_text(request, one.name)) for name, (one, value) in asked.items()}
+            return answer(*request.path_params.values(), **query)
 
         return await run_in_threadpool(read)
 
+    query = tuple(one for one, _ in asked.values())
     return _operation("GET", path, _storm_endpoint(work), summary, query, answers={200: kind}, errors=_READING)
 
 
@@ -135,9 +142,6 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
             cluster.supervisor,
             "A supervisor by id, or those of a host, and their workers",
             schemas.SupervisorPage,
-            _SUPERVISOR,
-            _HOST,
-            _SYS,
         ),
         _read("/nimbus/summary", cluster.nimbuses, "Nimbuses", schemas.NimbusSummary),
         _read("/history/summary", cluster.history, "Ids of running topologies", schemas.HistorySummary),
@@ -172,7 +176,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
             "/topology/{id}/logconfig",
             actions.set_log_levels,
             "Change levels of loggers in the workers, for a time or until taken back",
-            dict[str, Any],
+            schemas.LogLevelsRequest,
         ),
         _read(
             "/topology/{id}/profiling/dumpjstack/{slot}",
@@ -185,38 +189,17 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         disabled("dumpprofile/{slot}", "Store a profile"),
         disabled("dumpheap/{slot}", "Dump the heap"),
         _read(
-            "/topology/{id}/metrics",
-            topology.metrics,
-            "Statistics of components by stream",
-            schemas.TopologyMetrics,
-            _WINDOW,
-            _SYS,
+            "/topology/{id}/metrics", topology.metrics, "Statistics of components by stream", schemas.TopologyMetrics
         ),
         _read("/topology/{id}/lag", topology.lag, "Lag of spouts that report one", dict[str, schemas.SpoutLag]),
         _read("/topology/{id}/get-errors", topology.errors, "Newest errors", schemas.TopologyErrors),
         _read(
             "/topology/{id}/visualization-init",
-            lambda *asked: visualization_table(graph(*asked)),
+            lambda name, window, sys: visualization_table(graph(name, window, sys)),
             "Streams of a topology",
             schemas.VisualTable,
-            _WINDOW,
-            _SYS,
         ),
-        _read(
-            "/topology/{id}/visualization",
-            graph,
-            "Graph of a topology",
-            dict[str, schemas.VisualNode],
-            _WINDOW,
-            _SYS,
-        ),
-        _read(
-            "/topology/{id}/component/{component:path}",
-            topology.component,
-            "A component",
-            schemas.ComponentPage,
-            _WINDOW,
-            _SYS,
-        ),
-        _read("/topology/{id}", topology.page, "A topology", schemas.TopologyPage, _WINDOW, _SYS),
+        _read("/topology/{id}/visualization", graph, "Graph of a topology", dict[str, schemas.VisualNode]),
+        _read("/topology/{id}/component/{component:path}", topology.component, "A component", schemas.ComponentPage),
+        _read("/topology/{id}", topology.page, "A topology", schemas.TopologyPage),
     ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-from typing_extensions import NotRequired, TypedDict
+from pydantic import AfterValidator, BaseModel, Field
 
-from storm_dagster.http.schemas import closed, document
+from storm_dagster.http.schemas import document
+from storm_dagster.nimbus.requests.bodies import Body
 
 _Decimals = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]{3}$")]
 _Uptime = Annotated[str, Field(pattern=r"^([0-9]+d [0-9]+h [0-9]+m |[0-9]+h [0-9]+m |[0-9]+m )?[0-9]+s$")]
-_Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$")] | None
+_Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$"), AfterValidator(int)] | None
 _Kind = Literal["spout", "bolt"]
 _NullableInt = int | None
 _NullableText = str | None
@@ -31,7 +31,7 @@ _HEAD = {
     _NullableText: "schedulerInfo",
     float: f"{_ASKED} requestedTotalMem assignedMemOnHeap assignedMemOffHeap assignedTotalMem assignedCpu",
 }
-_ERROR = {str: "errorHost errorWorkerLogLink error", int: "time errorPort errorLapsedSecs"}
+_ERROR = {str: "errorHost errorWorkerLogLink error", int: "time errorPort errorLapsedSecs errorCount"}
 _ROW_INTS = f"executors tasks {_COUNTS}"
 _ROW_ERROR = {_NullableInt: "errorPort errorTime errorLapsedSecs", float: _ASKED}
 _ROW_TEXTS = "lastError errorHost errorWorkerLogLink"
@@ -237,17 +237,30 @@ DisabledAction = document("DisabledAction", {str: "status message"})
 LogLevelsPage = document("LogLevelsPage", {_Map: "namedLoggerLevels"})
 
 
-@closed
-class RebalanceOptions(TypedDict):
+class RebalanceOptions(Body):
     """Options of a rebalance."""
 
-    numWorkers: NotRequired[_Number]
-    executors: NotRequired[dict[str, _Number] | None]
+    numWorkers: _Number = None
+    executors: dict[str, _Number] | None = None
 
 
-@closed
-class RebalanceRequest(TypedDict):
+class RebalanceRequest(Body):
     """Body of a rebalance, as Storm's UI sends it."""
 
-    rebalanceOptions: NotRequired[RebalanceOptions | None]
-    callback: NotRequired[Any]
+    rebalanceOptions: RebalanceOptions | None = None
+    callback: Any = None
+
+
+class LoggerLevel(Body):
+    """Level of a logger, for ``timeout`` seconds; without a target level the logger has that of the conf again."""
+
+    target_level: Any = None
+    reset_level: Any = None
+    timeout: int | None = None
+    timeout_epoch: Any = None
+
+
+class LogLevelsRequest(BaseModel):
+    """Body of a change of log levels, as Storm's UI sends it."""
+
+    namedLoggerLevels: dict[str, LoggerLevel]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
-from storm_dagster.model.security import public_conf
 from storm_dagster.nimbus.http.storm.cluster_pages import OWNER, given_resources, worker_row
 from storm_dagster.nimbus.http.storm.formats import (
     Links,
@@ -21,16 +20,15 @@ from storm_dagster.nimbus.http.storm.formats import (
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, ExecutorSnapshot, TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import (
-    WINDOWS,
-    Totals,
-    WindowStats,
-    is_system_name,
-    split_input,
-)
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, split_input
 
-_SPOUT_LATENCIES = {"complete_ms_avg": "complete_ms"}
-_BOLT_LATENCIES = {"executed_ms_avg": "execute_ms", "process_ms_avg": "process_ms"}
+_NOTHING_ASKED = {"requestedMemOnHeap": 0.0, "requestedMemOffHeap": 0.0, "requestedCpu": 0.0}
+_COUNTS = ("emitted", "transferred", "acked", "failed")
+_METRICS = {
+    "spout": (_COUNTS, {"complete_ms_avg": "complete_ms"}),
+    "bolt": ((*_COUNTS, "executed"), {"executed_ms_avg": "execute_ms", "process_ms_avg": "process_ms"}),
+}
+"""What ``/topology/:id/metrics`` has of a component: counts, and latencies by their keys."""
 
 
 class TopologyPages:
@@ -47,7 +45,7 @@ class TopologyPages:
         """``/topology/:id``."""
         snapshot = self._reader.snapshot(name)
         runnable = self._reader.runnable(snapshot.id)
-        conf = public_conf(runnable.conf)
+        conf = self._reader.shown_conf(snapshot.id)
         links = self._links()
         memory = sum(worker.memory_mb for worker in snapshot.workers)
         cpu = sum(worker.cpu for worker in snapshot.workers)
@@ -80,7 +78,7 @@ class TopologyPages:
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
             "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
-            "replicationCount": self._reader.replication([snapshot.id])[snapshot.id],
+            "replicationCount": self._reader.replication([snapshot.id]).get(snapshot.id, 0),
             "stormVersion": self._nimbus.identity.version,
             "visualizationTable": [],
         }
@@ -105,18 +103,17 @@ class TopologyPages:
         snapshot = self._reader.snapshot(name)
 
         def described(part: ComponentSnapshot) -> dict[str, Any]:
-            one = part.windows[window]
-            spout = part.kind == "spout"
-            by_source = _by_stream if spout else _by_input
-            latencies = _SPOUT_LATENCIES if spout else _BOLT_LATENCIES
+            sums = part.windows[window].shown(sys)
+            counts, latencies = _METRICS[part.kind]
+            fixed = {
+                key: {each: format_fixed(mean) for each, mean in getattr(sums, name).items()}
+                for key, name in latencies.items()
+            }
+            rows = {**{name: getattr(sums, name) for name in counts}, **fixed}
+            by_input = rows.keys() - {"emitted", "transferred"} if part.kind == "bolt" else ()
             return {
                 "id": part.id,
-                "emitted": _by_stream(one.emitted, sys),
-                "transferred": _by_stream(one.transferred, sys),
-                "acked": by_source(one.acked, sys),
-                "failed": by_source(one.failed, sys),
-                **({} if spout else {"executed": _by_input(one.executed, sys)}),
-                **{key: by_source(getattr(one, name), sys, format_fixed) for key, name in latencies.items()},
+                **{name: (_by_input if name in by_input else _by_stream)(by_key) for name, by_key in rows.items()},
             }
 
         return {
@@ -180,9 +177,7 @@ class TopologyPages:
             "window": window,
             "windowHint": window_hint(window),
             "schedulerDisplayResource": False,
-            "requestedMemOnHeap": 0.0,
-            "requestedMemOffHeap": 0.0,
-            "requestedCpu": 0.0,
+            **_NOTHING_ASKED,
             "debug": bool(self._reader.runnable(snapshot.id).conf.get("topology.debug")),
             "samplingPct": 10.0,
             "eventLogLink": "",
@@ -205,20 +200,19 @@ def _topology_stats(snapshot: TopologySnapshot, window: str, sys: bool) -> dict[
 
 
 def _counts(totals: Totals) -> dict[str, Any]:
-    return {
-        "emitted": totals.emitted,
-        "transferred": totals.transferred,
-        "acked": totals.acked,
-        "failed": totals.failed,
-    }
+    return {name: getattr(totals, name) for name in _COUNTS}
 
 
-def _latencies(one: ComponentSnapshot | ExecutorSnapshot, totals: Totals) -> dict[str, Any]:
-    """Numbers of a spout or a bolt that the other kind does not have."""
+def _numbers(one: ComponentSnapshot | ExecutorSnapshot, window: str, sys: bool) -> dict[str, Any]:
+    """Counts, and the numbers of a spout or a bolt that the other kind does not have."""
+    totals = one.windows[window].totals(include_sys=sys)
     if one.kind == "spout":
-        return {"completeLatency": format_fixed(totals.complete_ms)}
+        return {**_counts(totals), "completeLatency": format_fixed(totals.complete_ms)}
+    return {**_counts(totals), "capacity": format_fixed(one.capacity), **_executed(totals)}
+
+
+def _executed(totals: Totals) -> dict[str, Any]:
     return {
-        "capacity": format_fixed(one.capacity),
         "executed": totals.executed,
         "executeLatency": format_fixed(totals.execute_ms),
         "processLatency": format_fixed(totals.process_ms),
@@ -226,17 +220,13 @@ def _latencies(one: ComponentSnapshot | ExecutorSnapshot, totals: Totals) -> dic
 
 
 def _component_row(part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
-    totals = part.windows[window].totals(include_sys=sys)
     return {
         f"{part.kind}Id": part.id,
         f"encoded{part.kind.capitalize()}Id": encode_query(part.id),
         "executors": len(part.executors),
         "tasks": len(part.tasks),
-        **_counts(totals),
-        "requestedMemOnHeap": 0.0,
-        "requestedMemOffHeap": 0.0,
-        "requestedCpu": 0.0,
-        **_latencies(part, totals),
+        **_NOTHING_ASKED,
+        **_numbers(part, window, sys),
         "latencyPercentiles": part.windows[window].percentiles(),
         **_last_error(part, topology_id, links),
     }
@@ -261,11 +251,15 @@ def _last_error(part: ComponentSnapshot, topology_id: str, links: Links) -> dict
 
 
 def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, Any]:
-    return {"time": error.time * 1000, "error": error.error, **_error_place(error, topology_id, links)}
+    return {
+        "time": error.time * 1000,
+        "error": error.error,
+        "errorCount": error.count,
+        **_error_place(error, topology_id, links),
+    }
 
 
 def _executor_row(one: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
-    totals = one.windows[window].totals(include_sys=sys)
     return {
         "id": one.id,
         "encodedId": encode_query(one.id),
@@ -273,88 +267,63 @@ def _executor_row(one: ExecutorSnapshot, window: str, sys: bool, topology_id: st
         "uptimeSeconds": one.uptime_secs,
         "host": one.host,
         "port": one.port,
-        **_counts(totals),
         "workerLogLink": links.worker(topology_id, one.node, one.host, one.port),
-        **_latencies(one, totals),
+        **_numbers(one, window, sys),
     }
 
 
 def _window_row(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, Any]:
-    totals = part.windows[window].totals(include_sys=sys)
     return {
         "window": window,
         "windowPretty": window_hint(window),
-        **_counts(totals),
-        **_latencies(part, totals),
+        **_numbers(part, window, sys),
         "latencyPercentiles": part.windows[window].percentiles(),
     }
 
 
-def _output_row(part: ComponentSnapshot, one: WindowStats, stream: str) -> dict[str, Any]:
-    row = {
-        "stream": stream,
-        "emitted": one.emitted.get(stream, 0),
-        "transferred": one.transferred.get(stream, 0),
-    }
+def _output_row(part: ComponentSnapshot, sums: WindowStats, stream: str) -> dict[str, Any]:
+    one = sums.of(stream)
     if part.kind == "bolt":
-        return row
+        return {"stream": stream, "emitted": one.emitted, "transferred": one.transferred}
     return {
-        **row,
-        "completeLatency": format_fixed(one.complete_ms.get(stream, 0.0)),
-        "acked": one.acked.get(stream, 0),
-        "failed": one.failed.get(stream, 0),
-        "latencyPercentiles": one.stream_percentiles(stream),
+        "stream": stream,
+        **_counts(one),
+        "completeLatency": format_fixed(one.complete_ms),
+        "latencyPercentiles": sums.stream_percentiles(stream),
     }
 
 
-def _input_row(one: WindowStats, key: str) -> dict[str, Any]:
+def _input_row(sums: WindowStats, key: str) -> dict[str, Any]:
     component, stream = split_input(key)
+    one = sums.of(key)
     return {
         "component": component,
         "encodedComponentId": encode_query(component),
         "stream": stream,
-        "executed": one.executed.get(key, 0),
-        "executeLatency": format_fixed(one.execute_ms.get(key, 0.0)),
-        "processLatency": format_fixed(one.process_ms.get(key, 0.0)),
-        "acked": one.acked.get(key, 0),
-        "failed": one.failed.get(key, 0),
-        "latencyPercentiles": one.stream_percentiles(key),
+        **_executed(one),
+        "acked": one.acked,
+        "failed": one.failed,
+        "latencyPercentiles": sums.stream_percentiles(key),
     }
 
 
 def _statistics(part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links) -> dict[str, Any]:
     """The tables of a component's page: windows, streams, executors."""
-    one = part.windows[window]
+    sums = part.windows[window].shown(sys)
     tables: dict[str, Any] = {
         "spoutSummary" if part.kind == "spout" else "boltStats": [_window_row(part, each, sys) for each in WINDOWS],
-        "outputStats": [_output_row(part, one, stream) for stream in _streams(one, sys)],
+        "outputStats": [_output_row(part, sums, stream) for stream in sums.outputs],
         "executorStats": [_executor_row(each, window, sys, topology_id, links) for each in part.executors],
     }
     if part.kind == "bolt":
-        shown = (key for key in sorted(one.executed) if sys or not is_system_name(split_input(key)[1]))
-        tables["inputStats"] = [_input_row(one, key) for key in shown]
+        tables["inputStats"] = [_input_row(sums, key) for key in sums.inputs]
     return tables
 
 
-def _streams(one: WindowStats, sys: bool) -> list[str]:
-    return sorted(stream for stream in {*one.emitted, *one.transferred} if sys or not is_system_name(stream))
+def _by_stream(by_key: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"stream_id": stream, "value": value} for stream, value in sorted(by_key.items())]
 
 
-def _by_stream(
-    by_key: Mapping[str, Any], sys: bool, shown: Callable[[Any], Any] = lambda value: value
-) -> list[dict[str, Any]]:
-    return [
-        {"stream_id": stream, "value": shown(value)}
-        for stream, value in sorted(by_key.items())
-        if sys or not is_system_name(stream)
-    ]
-
-
-def _by_input(
-    by_key: Mapping[str, Any], sys: bool, shown: Callable[[Any], Any] = lambda value: value
-) -> list[dict[str, Any]]:
-    return [
-        {"component_id": split_input(key)[0], "stream_id": split_input(key)[1], "value": shown(value)}
-        for key, value in sorted(by_key.items())
-        if sys or not is_system_name(split_input(key)[1])
-    ]
+def _by_input(by_key: Mapping[str, Any]) -> list[dict[str, Any]]:
+    keys = ("component_id", "stream_id")
+    return [dict(zip(keys, split_input(key), strict=True), value=value) for key, value in sorted(by_key.items())]

@@ -8,7 +8,7 @@ from typing import Any
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.operations.live import healing
-from storm_dagster.operations.live.draining import drain, undo_drain
+from storm_dagster.operations.live.deploy import drain, undo_drain
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_rigs.acting import finish_due
 from storm_rigs.scenes.scene import Scene, due, is_active
@@ -121,7 +121,7 @@ def draining(undo: bool) -> Callable[[World], Scene]:
         # The leader lets it go on in any case, once its time has passed.
         return Scene(
             world,
-            f"storm_dagster.operations.live.draining:{operate.__name__}",
+            f"storm_dagster.operations.live.deploy:{operate.__name__}",
             arguments,
             again=lambda ctx: operate(ctx, **arguments),
             begun=lambda: True,

@@ -1,0 +1,45 @@
+"""The ``local`` strategy, JStorm's local mode: one worker on the only supervisor, at its first free port."""
+
+from __future__ import annotations
+
+from storm_dagster.core.scheduling.requested_workers import Grants
+from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.task_assignment import TaskAssignment
+from storm_dagster.core.scheduling.units import TopologySummary
+from storm_dagster.model.placement_reasons import Reason, local_refusal
+
+
+class Local:
+    """Strategy ``local``."""
+
+    chain: tuple[Reason, ...] = ()
+    grants_requests = False
+    respreads = False
+    spreads = False
+
+    def workers(self, about: TopologySummary) -> tuple[int, bool]:
+        """One."""
+        return 1, False
+
+    def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
+        """None: one supervisor takes everything."""
+        return []
+
+    def allocate(self, allocation: SlotAllocation) -> None:
+        """Allocate one slot on the only supervisor, in a rebalance the old one; nothing is reserved there."""
+        allocation.require_supervisor()
+        allocation.reserve = 0
+        nodes = allocation.nodes
+        if len(nodes) != 1:
+            raise PlacementRefused(local_refusal(allocation.about.name, len(nodes)))
+        free = allocation.ports_of(nodes[0])
+        if not free:
+            raise allocation.short(1, with_remedy=False)
+        mine = (worker.slot for worker in allocation.request.reusable) if allocation.about.event == "rebalance" else ()
+        slot = next((slot for slot in mine if allocation.may_use(slot)), (nodes[0], free[0]))
+        allocation.take(slot, Reason.SLOT_LOCAL)
+
+    def fill(self, assignment: TaskAssignment) -> None:
+        """Put everything into the one slot."""
+        needed = assignment.history.needed
+        assignment.add(assignment.slots[0], needed, [int(Reason.LOCAL)] * len(needed))

@@ -1,0 +1,136 @@
+"""Limits of worker processes: resource limits of the kernel, and memory (``worker.memory.size``).
+
+Memory counts only with ``supervisor.worker.memory.enforce``, since the size is but a label of the placement otherwise. It
+is limited by a cgroup (v2) where the machine lets this process make one, and by watching the workers everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.errors import Corrupt
+from storm_dagster.model.processes import Process, processes
+from storm_dagster.supervisor.launcher import read_topology_conf
+from storm_dagster.supervisor.slots import LiveWorker
+
+_log = logging.getLogger(__name__)
+
+CGROUPS = Path("/sys/fs/cgroup/storm_dagster")
+_CHECK_SECS = 1.0
+_MIB = 2**20
+
+
+def memory_limit(cluster_conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> int:
+    """Bytes that a worker of the topology may use; the topology master's worker may be the largest one."""
+    keys = ("worker.memory.size", "topology.master.worker.memory.size")
+    sizes = [topology_conf.get(key) or cluster_conf.get(key) or 0 for key in keys]
+    return max(int(size) for size in sizes)
+
+
+def resident_bytes(members: Sequence[Process]) -> int:
+    """Resident memory of these processes that is not a file's: what they share by forking counts for each."""
+    total = 0
+    for process in members:
+        with suppress(OSError, ValueError, IndexError):
+            _, resident, shared, *_ = Path(f"/proc/{process.pid}/statm").read_text(encoding="ascii").split()
+            total += (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+class MemoryGuard:
+    """Guard of the memory of one supervisor's workers. Only the supervisor's loop calls it."""
+
+    def __init__(
+        self,
+        conf: Mapping[str, Any],
+        code_path: Callable[[str], Path],
+        report: Callable[[str, int, str], None],
+        cgroups: Path = CGROUPS,
+    ) -> None:
+        """``code_path(code dir)``: folder of that code. ``report(topology id, port, text)``: an error of a topology."""
+        self._conf = conf
+        self._code_path = code_path
+        self._report = report
+        self._cgroups = cgroups
+        self._checked_at = -_CHECK_SECS
+        self._known: dict[str, tuple[LiveWorker, int]] = {}
+        """Worker id -> worker, and its limit in bytes."""
+        self._ended: set[str] = set()
+
+    def check(self, workers: Sequence[LiveWorker], now: float) -> None:
+        """End each worker that uses more than its limit; report also those that the kernel ended."""
+        if not self._conf["supervisor.worker.memory.enforce"] or now - self._checked_at < _CHECK_SECS:
+            return
+        self._checked_at = now
+        alive = {live.worker.id for live in workers}
+        for worker_id in self._known.keys() - alive:
+            self._forget(worker_id)
+        if not workers:
+            return
+        sessions: dict[int, list[Process]] = {}
+        for process in processes():
+            sessions.setdefault(process.session, []).append(process)
+        for live in workers:
+            members = sessions.get(live.process.pid, [])
+            if live.worker.id not in self._known:
+                self._adopt(live, members)
+            used, limit = resident_bytes(members), self._known.get(live.worker.id, (live, 0))[1]
+            if 0 < limit < used and live.worker.id not in self._ended:
+                self._ended.add(live.worker.id)
+                self._tell(live, used, limit)
+                live.process.end()
+
+    def _adopt(self, live: LiveWorker, members: Sequence[Process]) -> None:
+        try:
+            topology_conf = read_topology_conf(self._code_path(live.worker.work.code_dir) / "stormconf.ser")
+        except Corrupt as error:
+            _log.warning("the memory of worker %s is not limited: %s", live.worker.id, error.message)
+            return
+        limit = memory_limit(self._conf, topology_conf)
+        self._known[live.worker.id] = (live, limit)
+        group = self._cgroups / live.worker.id
+        try:
+            if "memory" not in (self._cgroups.parent / "cgroup.controllers").read_text(encoding="ascii").split():
+                return
+            group.mkdir(parents=True, exist_ok=True)
+            for parent in (self._cgroups.parent, self._cgroups):
+                _set(parent / "cgroup.subtree_control", "+memory")
+            _set(group / "memory.max", str(limit))
+            _set(group / "memory.oom.group", "1")
+            for process in members:
+                _set(group / "cgroup.procs", str(process.pid))
+        except OSError as error:
+            _log.info("worker %s gets no cgroup (%s): its memory is watched", live.worker.id, error)
+
+    def _forget(self, worker_id: str) -> None:
+        live, limit = self._known.pop(worker_id)
+        group = self._cgroups / worker_id
+        with suppress(OSError, ValueError):
+            events = dict(line.split() for line in (group / "memory.events").read_text(encoding="ascii").splitlines())
+            if int(events.get("oom_kill", 0)) and worker_id not in self._ended:
+                used = limit
+                with suppress(OSError):  # Linux 5.19 or newer.
+                    used = int((group / "memory.peak").read_text(encoding="ascii"))
+                self._tell(live, used, limit)
+        with suppress(OSError):
+            group.rmdir()
+        self._ended.discard(worker_id)
+
+    def _tell(self, live: LiveWorker, used: int, limit: int) -> None:
+        text = (
+            f"its worker used {used / _MIB:.1f} MiB of memory, worker.memory.size allows {limit / _MIB:.1f} MiB: it was "
+            "ended; raise worker.memory.size in the topology's conf, or use more workers"
+        )
+        _log.error("slot %d, %s: %s", live.port, live.worker.work.topology_id, text)
+        self._report(live.worker.work.topology_id, live.port, text)
+
+
+def _set(file: Path, value: str) -> None:
+    # Without creating it: what is no cgroup stays as it is.
+    with open(os.open(file, os.O_WRONLY), "w", encoding="ascii") as stream:
+        stream.write(value)

@@ -1,0 +1,124 @@
+"""Users under which workers run (``supervisor.run.worker.as.user``), and the folders that they may enter.
+
+HOME and two folders in it can be entered by name, but not listed (mode 0711); all else in HOME stays closed::
+
+    workers/<worker id>/       the supervisor's, with the spec that it believes
+    workers/<worker id>/own/   the worker's (0700): its copy of the spec, heartbeat, and code as links to the
+                               supervisor's files, which it can read and not write
+    users/<uid>/               the user's (0700): home folder, temporary files and state of all its workers here
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+
+OWN = "own"
+USERS = "users"
+_LOWEST_UID = 1000
+"""A submitter is no system user: the name stands in a conf."""
+
+
+@dataclass(frozen=True)
+class WorkerUser:
+    """A user of this host, with no group but its own."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def home(self, home: Path) -> Path:
+        """Folder of the user below HOME, made if it is missing."""
+        folder = home / USERS / str(self.uid)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.chown(folder, self.uid, self.gid)
+        return folder
+
+    def environment(self, base: Mapping[str, str], home: Path) -> dict[str, str]:
+        """``base`` for a process of this user."""
+        names = {"HOME": str(home), "USER": self.name, "LOGNAME": self.name, "TMPDIR": str(home)}
+        return {**base, **names}
+
+    def give(self, folder: Path) -> None:
+        """Give the folder and what is in it, last the folder itself; linked files stay the supervisor's and are readable."""
+        for root, folders, files in os.walk(folder):
+            for name in folders:
+                os.chown(os.path.join(root, name), self.uid, self.gid, follow_symlinks=False)
+            for name in files:
+                path = Path(root, name)
+                status = path.lstat()
+                if status.st_nlink > 1:
+                    path.chmod(status.st_mode | (0o555 if status.st_mode & 0o100 else 0o444))
+                else:
+                    os.chown(path, self.uid, self.gid, follow_symlinks=False)
+        os.chown(folder, self.uid, self.gid)
+
+
+def link_code(code: Path, target: Path) -> None:
+    """Make ``target`` another folder of the same files, without the archive."""
+    shutil.copytree(code, target, copy_function=os.link, ignore=shutil.ignore_patterns("stormjar.jar"))
+
+
+def open_home(home: Path) -> None:
+    """Let workers enter their folders, and close everything else in HOME; :class:`InvalidRequest` if it cannot be."""
+    if os.geteuid() != 0:
+        raise InvalidRequest(
+            "supervisor.run.worker.as.user needs a supervisor that is root: start it as root, or remove the key"
+        )
+    for parent in home.parents:
+        if not parent.stat().st_mode & 0o001:
+            raise InvalidRequest(
+                f"supervisor.run.worker.as.user: workers cannot enter {home}, since {parent} is closed to other users: "
+                "name another --home, such as /var/lib/storm_dagster"
+            )
+    for folder in (home / "workers", home / USERS):
+        folder.mkdir(exist_ok=True)
+    for path in home.iterdir():
+        if path.name not in ("workers", USERS) and not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o077)
+    for folder in (home / "workers", home / USERS, home):
+        folder.chmod(0o711)
+
+
+def worker_user(conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> WorkerUser | None:
+    """The user of the topology's workers: its submitter, if the host knows it, else ``supervisor.worker.user``.
+
+    ``None`` without ``supervisor.run.worker.as.user``. :class:`InvalidTopology` when there is none, or it is root.
+    """
+    if not conf["supervisor.run.worker.as.user"]:
+        return None
+    submitter = topology_conf.get("topology.submitter.user")
+    found = _find(submitter) if submitter else None
+    if found is not None and found.uid < _LOWEST_UID:
+        raise InvalidTopology(
+            f"topology.submitter.user {submitter!r:.80} is a system user of this host (uid {found.uid}): "
+            f"submit as a user with a uid of {_LOWEST_UID} or more"
+        )
+    configured = conf["supervisor.worker.user"]
+    found = found or (_find(configured, numbers=True) if configured else None)
+    if found is None or found.uid == 0:
+        raise InvalidTopology(
+            f"no user of this host may run this topology (topology.submitter.user: {submitter or 'not set'}, "
+            f"supervisor.worker.user: {configured or 'not set'}): add the user, or set supervisor.worker.user to one "
+            "that is not root"
+        )
+    return found
+
+
+def _find(name: str, numbers: bool = False) -> WorkerUser | None:
+    # Not at the top: the command line says on every system that a supervisor needs Linux.
+    import pwd
+
+    if numbers and name.isdecimal():
+        return WorkerUser(name, int(name), int(name))
+    try:
+        entry = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return None
+    return WorkerUser(entry.pw_name, entry.pw_uid, entry.pw_gid)

@@ -1,0 +1,53 @@
+"""Graceful end of tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.worker.tasks.bolts import BoltRunner
+from storm_dagster.worker.tasks.runner import Runner
+
+Attempt = Callable[[Runner, str, Callable[[], Any]], None]
+"""(task, what, action): run the action, and report its error."""
+
+
+def close_runners(runners: Sequence[Runner], attempt: Attempt, until: float, *, retire: bool) -> None:
+    """Close tasks in this order. All threads end side by side, until a moment of ``time.monotonic()``; then those that
+    have not ended are left behind."""
+    for runner in runners:
+        attempt(runner, "close", lambda runner=runner: runner.begin_close(retire=retire))
+    # The others close while the threads end.
+    waiting: list[Runner] = []
+    for index, runner in enumerate(runners):
+        if not runner.has_ended():
+            waiting.append(runner)
+            continue
+        attempt(runner, "close", runner.retire if retire else runner.close)
+        for reader in () if retire else runners[index + 1 :]:
+            if reader.queue and isinstance(reader, BoltRunner) and reader.status == "running":
+                # What the other one emitted while it closed.
+                attempt(reader, "process", lambda reader=reader: reader.run(reader.shared.clock()))
+    while waiting:
+        over = time.monotonic() >= until
+        for runner in list(waiting):
+            if runner.has_ended() or over:
+                waiting.remove(runner)
+                attempt(runner, "close", runner.retire if retire else runner.close)
+        if waiting:
+            time.sleep(0.001)
+
+
+def senders_first(spec: TopologySpec, runners: Iterable[Runner]) -> list[Runner]:
+    """The tasks, each one after those that it reads, as far as there is no cycle."""
+    order: list[str] = []
+    rest = {name: {item.component for item in part.inputs} for name, _, part in spec.components()}
+    while rest:
+        ready = [name for name, read in rest.items() if not read & rest.keys()] or [next(iter(rest))]
+        order += ready
+        for name in ready:
+            del rest[name]
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(runners, key=lambda runner: places.get(runner.component, 0))

@@ -1,0 +1,112 @@
+"""Opening of a bolt's state."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.core.keyed_state import Partitioning
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.worker.tasks.state_log import StateLog, state_folder
+from storm_dagster.worker.tasks.stateful import StateDriver, grouped_by_fields
+
+if TYPE_CHECKING:
+    from storm_dagster.api.stateful import StatefulBolt
+    from storm_dagster.api.windows import WindowedBolt
+    from storm_dagster.worker.tasks.runner import Runner
+    from storm_dagster.worker.tasks.windows import WindowDriver
+
+_PUBLISH_SECS = 10.0
+
+
+class StateOpening:
+    """State and windows of one task, opened in a thread unless ``inline``, so that the loop goes on."""
+
+    def __init__(
+        self,
+        bolt: StatefulBolt | WindowedBolt,
+        runner: Runner,
+        windows: WindowDriver | None = None,
+        *,
+        inline: bool = False,
+    ) -> None:
+        self.bolt = bolt
+        self.windows = windows
+        self._runner = runner
+        self.log: Future[StateLog] = Future()
+        self._abandoned = False
+        scope = getattr(bolt, "state_scope", None)
+        self._by_key = grouped_by_fields(runner) is not None if scope is None else scope == "key"
+        if inline:
+            self._open()
+        else:
+            threading.Thread(target=self._open, name=f"state-{runner.task_id}", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self.log.set_result(self._opened())
+        except BaseException as error:
+            runner = self._runner
+            if isinstance(error, Unavailable):
+                error = Unavailable(f"task {runner.task_id} ({runner.component}): {error.message}")
+            self.log.set_exception(error)
+        if self._abandoned:
+            self.abandon()
+        self._runner.shared.wake()
+
+    def _opened(self) -> StateLog:
+        context, shared = self._runner.context, self._runner.shared
+        component = context.component
+        if context._state_dir is None:
+            raise InvalidRequest("this task has no state folder: set topology.state.dir")
+        shared.storage.check_shared(context)
+        tasks = context.component_tasks(component)
+        log = StateLog(
+            state_folder(context._state_dir, context.topology_name, component),
+            Partitioning(len(tasks), self._by_key),
+            tasks.index(context.task_id),
+            (_launch_number(context.topology_id), context.assignment_version),
+            getattr(self.bolt, "merge_states", _keep_first),
+            # `context` also checks that a thread is not detached.
+            lambda: context.may_write() and not self._abandoned,
+            shared.storage.known_openings(component),
+            bool(context.conf.get("topology.state.local")),
+        )
+        try:
+            if self.windows is not None:
+                self.windows.read(log.contents)
+            # No tuple is acked before every later worker can know of this opening.
+            shared.storage.publish(f"{component}/{log.index}", log.position, context).result(_PUBLISH_SECS)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def attach(self) -> None:
+        """Attach the drivers to the bolt. Called when its emit works, before ``initialize``; raises if the state cannot
+        be opened."""
+        log = self.log.result()
+        try:
+            state = StateDriver(self.bolt, self._runner, log, self.windows)
+            if self.windows is not None:
+                self.windows.attach(state)
+        except BaseException:
+            log.close()
+            raise
+        self._runner.state = state
+
+    def abandon(self) -> None:
+        """Close the state as soon as it is open."""
+        self._abandoned = True
+        if self.log.done() and self.log.exception() is None:
+            self.log.result().close()
+
+
+def _keep_first(key: Any, values: list[Any]) -> Any:
+    return values[0]
+
+
+def _launch_number(topology_id: str) -> int:
+    tail = topology_id.rpartition("-")[2]
+    return int(tail) if tail.isdigit() else 0

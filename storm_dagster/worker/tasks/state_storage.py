@@ -1,0 +1,89 @@
+"""Storage of a topology's state, as a worker sees it: whether all hosts share it, and what was last opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.state import TaskState
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.records import StateHome
+
+Publish = Callable[[str, tuple[int, int], str, bool], "Future[None]"]
+"""(key in ``StateHome.openings``, opening, host, whether state stays on that host while there are others)."""
+
+
+def marker_path(state_dir: Path, topology: str, marker: str) -> Path:
+    """Empty file that is seen on every host, if the storage is shared."""
+    return state_dir / topology / f".shared-{marker}"
+
+
+class StateStorage:
+    """What the cluster knows of the state. ``home`` and ``hosts`` are replaced with each placement."""
+
+    def __init__(self) -> None:
+        self.home = StateHome(marker="")
+        self.hosts: frozenset[str] = frozenset()
+        """Hosts that run workers of the topology."""
+        self.write: Publish | None = None
+        """Any thread."""
+        self.report: Callable[[int, str, BaseException, str], None] | None = None
+
+    def check_shared(self, context: TopologyContext) -> None:
+        """Refuse state on a host's own storage, unless it is wanted or no other host has workers."""
+        if len(self.hosts) < 2 or context.conf.get("topology.state.local"):
+            return
+        assert context._state_dir is not None
+        marker = self.home.marker
+        if not marker or not marker_path(context._state_dir, context.topology_name, marker).exists():
+            raise InvalidRequest(
+                f"the state of task {context.task_id} ({context.component}) would stay behind on its host, and workers run "
+                f"on {', '.join(sorted(self.hosts))}: {context._state_dir} here is not the folder that they see. Make "
+                "topology.state.dir a folder that all of them share, or set topology.state.local: true to lose state "
+                "when tasks move"
+            )
+
+    def known_openings(self, component: str) -> dict[int, tuple[int, int]]:
+        """Index of a task of the component -> (division, opening)."""
+        found = ((key.rpartition("/"), opening) for key, opening in self.home.openings.items())
+        return {
+            int(index): (opening[0], opening[1])
+            for (name, slash, index), opening in found
+            if slash and name == component
+        }
+
+    def publish(self, key: str, opening: tuple[int, int], context: TopologyContext) -> Future[None]:
+        """Make an opening known to later workers; the result comes when it is."""
+        if self.write is not None:
+            local = len(self.hosts) > 1 and bool(context.conf.get("topology.state.local"))
+            return self.write(key, opening, context.host, local)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def open_task_state(self, context: TopologyContext) -> TaskState:
+        """The store behind ``context.state``; refuses as :meth:`check_shared`, and an older one than was open before."""
+        if context._state_dir is None:
+            raise InvalidRequest("this task has no state folder: set topology.state.dir")
+        self.check_shared(context)
+        state = TaskState.open(
+            context._state_dir, context.topology_name, context.component, context.task_id, context.may_write
+        )
+        found, known = state.openings(), self.home.openings.get(str(context.task_id), (0, 0))[1]
+        if found < known:
+            what = f"{state.path} is of opening {found}, and opening {known} is known"
+            if not context.conf.get("topology.state.local"):
+                state.close()
+                raise Unavailable(
+                    f"the state of task {context.task_id} ({context.component}) here is older than the last that it had: "
+                    f"{what}. Make topology.state.dir the storage that has it, or set topology.state.local: true to go on "
+                    "with this one"
+                )
+            if self.report is not None:
+                older = Unavailable(f"it goes on with older state, since topology.state.local is set: {what}")
+                self.report(context.task_id, context.component, older, "state")
+        state.count_opening(max(found, known) + 1)
+        self.publish(str(context.task_id), (0, max(found, known) + 1), context)
+        return state

@@ -1,0 +1,53 @@
+"""Contents of a task's state."""
+
+from __future__ import annotations
+
+from storm_dagster.core.keyed_state import Checkpoint, Contents, LargeMap, encode_entry, frame, join_encoded, read_log
+from storm_dagster.core.window_state import HeldTuple, Position
+
+
+def test_much_state_is_written_and_read_in_small_pieces() -> None:
+    many = 60_000
+    written = Contents({f"k{n}": n for n in range(many)}, {f"new{n}": n for n in range(2500)}, {("old", 1): 7})
+    records = list(written.snapshot())
+    assert records[0].full and max(len(one.values) + len(one.ids) for one in records) <= 1000
+    read, again = Contents(), Contents(encoded=True)
+    for record in read_log(b"".join(map(frame, records)), "log"):
+        read.apply(record)
+        again.apply(record)
+    assert (dict(read.values), read.ids, read.old_ids) == (written.values, written.ids, written.old_ids)
+    copied = Contents()
+    for record in again.snapshot():
+        copied.apply(record)
+    assert isinstance(copied.values, LargeMap) and dict(copied.values) == written.values
+    values = copied.values
+    values["k1"] = "new"
+    del values["k2"]
+    assert values.pop("k3") == 3 and values.get("k3", 9) == 9 and "k2" not in values and values["k1"] == "new"
+    assert len(values) == many - 2 == len(list(values)) and values.setdefault("k4", 0) == 4
+    while values:
+        values.popitem()
+    assert len(values) == 0
+
+
+def test_many_tuples_of_windows_are_written_and_read_in_small_pieces() -> None:
+    many = 25_000
+    written = Contents(windows=Position(shape=[1], watermark=7))
+    for number in range(many):
+        written.held[number] = (number % 3, encode_entry(HeldTuple(number, number, ["c", "s", 1, [number]], "key")))
+    written.results = {number: join_encoded(["default", [number], None]) for number in range(2500)}
+    records = list(written.snapshot())
+    assert max(len(one.held) + len(one.results) for one in records) <= 1000
+    for encoded in (False, True):
+        read = Contents(encoded=encoded)
+        for record in read_log(b"".join(map(frame, records)), "log"):
+            read.apply(record)
+        assert read.windows == written.windows and list(map(bytes, read.results.values())) == list(
+            map(bytes, written.results.values())
+        )
+        assert sorted((entry.number, entry.item[3][0], entry.key) for entry in read.entries()) == [
+            (number, number, "key") for number in range(many)
+        ]
+        assert isinstance(read.held, LargeMap) and {owner for owner, _ in read.held.values()} == {0, 1, 2}
+        read.apply(Checkpoint(finished=[5], confirmed=[6]))
+        assert 5 not in read.held and 6 not in read.results

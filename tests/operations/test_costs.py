@@ -1,0 +1,268 @@
+"""Reads grow with changes, never with topologies times supervisors; what is gone leaves no watch and no node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storm_dagster.blobstore import BlobMeta
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.core.leader_priority import needed_blobs
+from storm_dagster.defs.healing.heartbeat_sensor import _Watch
+from storm_dagster.model import paths
+from storm_dagster.model.records import Assignment, encode_record
+from storm_dagster.nimbus.blobs.registry import BlobRegistry
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.assignment_changes import append_change
+from storm_dagster.zk.cached_state import CachedReads
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.gray_upgrades import upgrades_under_way
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.request_counts import RequestCounts, count_requests, server_metrics
+from storm_rigs.storm_client import as_storm
+from storm_rigs.supervisor_links import LinkedSupervisor
+from storm_rigs.world import World
+
+pytestmark = pytest.mark.zookeeper
+
+ONE_WORKER = {"topology.workers": 1, "topology.acker.executors": 0}
+
+
+class Costs:
+    """A world whose supervisors are links, and the requests of everybody."""
+
+    def __init__(self, world: World, address: str, counts: RequestCounts) -> None:
+        self.world, self.address, self.counts = world, address, counts
+        self.supervisors: list[LinkedSupervisor] = []
+        self.submitted = 0
+
+    def grow(self, supervisors: int, topologies: int) -> None:
+        for number in range(len(self.supervisors), supervisors):
+            made = LinkedSupervisor(self.world.conf, f"sup{number}", tuple(range(6900, 6912)))
+            made.link.start()
+            self.supervisors.append(made)
+        eventually(lambda: all(each.runs() or each.beats for each in self.supervisors), what="all supervisors")
+        for number in range(len(self.world.cluster.active_storms()), topologies):
+            self.submit(f"t{number}")
+
+    def submit(self, name: str) -> str:
+        self.submitted += 1
+        topology_id = self.world.submit(name, f"token-{self.submitted}", conf=ONE_WORKER)
+        named = {worker.node for worker in self.world.assignment(name).workers}
+        wanted = [each for each in self.supervisors if each.name in named]
+        assert wanted
+        eventually(lambda: all(topology_id in each.runs() for each in wanted), what=f"{name} at its supervisor")
+        self.quiet()
+        return topology_id
+
+    def remove(self, name: str) -> None:
+        topology_id = self.world.named(name).id
+        lifecycle.kill(self.world.context(), name, wait_secs=0)
+        lifecycle.remove(self.world.context(), topology_id)
+        eventually(lambda: all(topology_id not in each.runs() for each in self.supervisors), what=f"the end of {name}")
+        self.quiet()
+
+    def quiet(self) -> None:
+        """Wait until each supervisor has read up to the newest change."""
+        newest, _ = self.world.cluster.assignment_changes()
+        eventually(lambda: all(each.link._version == newest for each in self.supervisors), what="all changes read")
+
+    def reads_per_beat(self) -> float:
+        """Reads of the supervisors while nothing changes, for each of their heartbeats."""
+        before = {each.name: each.beats for each in self.supervisors}
+        self.counts.reset()
+        eventually(lambda: all(each.beats >= before[each.name] + 3 for each in self.supervisors), what="three beats")
+        beats = sum(each.beats - before[each.name] for each in self.supervisors)
+        return self.reads() / beats
+
+    def reads(self) -> int:
+        return self.counts.reads(each.session for each in self.supervisors)
+
+    def reads_per_change(self) -> float:
+        """Reads of one supervisor for one submission and one removal, heartbeats included."""
+        self.counts.reset()
+        before = sum(each.beats for each in self.supervisors)
+        self.submit("one-more")
+        self.remove("one-more")
+        beats = sum(each.beats for each in self.supervisors) - before
+        return (self.reads() - 3 * beats) / len(self.supervisors)
+
+
+@pytest.fixture
+def costs(zookeeper_server: str, zk_root: str, tmp_path: Path) -> Iterator[Costs]:
+    host, _, port = zookeeper_server.rpartition(":")
+    conf = {
+        "storm.zookeeper.servers": [host],
+        "storm.zookeeper.port": int(port),
+        "storm.zookeeper.root": zk_root,
+        "storm.zookeeper.session.timeout": 20000,
+        "task.cleanup.timeout.sec": 0,
+    }
+    with StormClusterState.open(conf, create_root=True) as cluster, count_requests() as counts:
+        world = World(cluster, LocalBlobStore(tmp_path / "blobs"), conf)
+        world.lead()
+        made = Costs(world, zookeeper_server, counts)
+        yield made
+        for each in made.supervisors:
+            each.link.close()
+
+
+def test_reads_of_supervisors_grow_with_changes_only(costs: Costs) -> None:
+    for supervisors, topologies in ((5, 10), (10, 10), (20, 20)):
+        costs.grow(supervisors, topologies)
+        assert costs.reads_per_beat() <= 4, f"{supervisors} supervisors, {topologies} topologies, nothing changes"
+        # One read of what changed for all, and a few of the one that it concerns.
+        assert costs.reads_per_change() <= 8, f"{supervisors} supervisors, {topologies} topologies, two changes"
+
+
+def test_topologies_that_are_gone_leave_no_watch_and_no_node(costs: Costs) -> None:
+    costs.grow(3, 2)
+    costs.submit("again")
+    costs.remove("again")
+    before = server_metrics(costs.address)
+    slots = [len(each.link._cluster.watches._slots) for each in costs.supervisors if each.link._cluster]
+    for _ in range(5):
+        costs.submit("again")
+        costs.remove("again")
+    after = server_metrics(costs.address)
+    assert after["zk_watch_count"] == before["zk_watch_count"]
+    # Only the client tokens, one for each submission, which the cleaner removes when they expire.
+    tokens = len(costs.world.cluster.state.get_children(paths.TOKENS))
+    assert after["zk_znode_count"] - before["zk_znode_count"] <= tokens
+    assert slots == [len(each.link._cluster.watches._slots) for each in costs.supervisors if each.link._cluster]
+
+
+def test_an_empty_assignment_node_costs_nothing(costs: Costs) -> None:
+    costs.grow(3, 1)
+    costs.world.cluster.state.create_node("/assignments/wc-9-9")
+    assert costs.reads_per_beat() <= 4
+    # The same node, as a supervisor that starts now finds it.
+    costs.grow(4, 1)
+    assert costs.reads_per_beat() <= 4
+    costs.submit("next")
+
+
+def test_a_change_without_a_record_is_seen(costs: Costs) -> None:
+    costs.grow(2, 1)
+    version, _ = costs.world.cluster.assignment_changes()
+    # As another release writes it.
+    as_storm(costs.world.cluster).set_assignment(
+        "wc-7-7", costs.world.assignment("t0").model_copy(update={"topology_id": "wc-7-7"})
+    )
+    assert costs.world.cluster.assignment_changes() == (version + 1, b"")
+    costs.quiet()
+    node = costs.world.assignment("t0").workers[0].node
+    holder = next(each for each in costs.supervisors if each.name == node)
+    assert holder.link.claims is not None
+    assert any("wc-7-7" in ids for ids in holder.link.claims.contested.values())
+
+
+def test_the_record_of_changes_is_bounded(costs: Costs) -> None:
+    costs.grow(2, 1)
+    assignment: Assignment = costs.world.assignment("t0")
+    many = assignment.model_copy(update={"workers": assignment.workers * 400})
+    view = costs.world.cluster.load_view()
+    for number in range(200):
+        raw = append_change(view, {f"{'x' * 200}-{number}-1": many})
+        assert len(raw) <= 8192
+
+
+def test_reads_of_the_sensor_grow_with_changes_only(costs: Costs) -> None:
+    world = costs.world
+    for number in range(4):
+        world.supervisor(f"s{number}", tuple(range(6900, 6910)))
+    with StormClusterState.open(world.conf) as cluster:
+        watch = _Watch(cluster, aging_secs=3600.0)
+        for topologies in (4, 16):
+            for number in range(len(world.cluster.active_storms()), topologies):
+                world.run_workers(world.submit(f"t{number}", conf=ONE_WORKER))
+            assert len(watch.poll().topologies) == topologies
+
+            def reads(watch: _Watch = watch) -> int:
+                watch.cluster.state.sync_path(paths.TOPOLOGY)
+                costs.counts.reset()
+                watch.poll()
+                return costs.counts.reads([watch.cluster.session])
+
+            reads()
+            assert reads() <= 1, "nothing has changed, beside that the root is there"
+            for number in range(topologies):
+                beats = world.beats(f"t{number}")
+                path = paths.taskbeats(beats.topology_id)
+                world.cluster.state.set_data(path, encode_record(beats))
+                world.supervisor(f"s{number % 4}", tuple(range(6900, 6910)), count=number + 2)
+            assert reads() <= 1, "heartbeats are no changes"
+            (worker, *_) = world.assignment("t0").workers
+            world.stop_worker(world.named("t0").id, *worker.slot)
+            assert reads() <= 8, "one worker is gone"
+            assert worker.slot not in watch.poll().topologies[world.named("t0").id].live_workers
+            world.run_workers(world.named("t0").id)
+            reads()
+            lifecycle.deactivate(world.context(), "t1")
+            assert reads() <= 8, "one topology has changed"
+            lifecycle.activate(world.context(), "t1")
+
+
+def test_heartbeats_are_read_again_in_time_and_when_something_happens(costs: Costs) -> None:
+    world = costs.world
+    world.supervisor("s1")
+    topology_id = world.submit("t", conf=ONE_WORKER)
+    world.run_workers(topology_id)
+    path, beats = paths.taskbeats(topology_id), world.beats("t")
+    with StormClusterState.open(world.conf) as cluster:
+        old, new = _Watch(cluster, aging_secs=3600.0), _Watch(cluster, aging_secs=0.0)
+
+        def dead(watch: _Watch) -> str:
+            cluster.state.sync_path(path)
+            found = watch.poll().topologies[topology_id].beats
+            return "none" if found is None else found.dead
+
+        assert (dead(old), dead(new)) == ("", "")
+        world.cluster.state.set_data(path, encode_record(beats.model_copy(update={"dead": "1"})))
+        assert (dead(old), dead(new)) == ("", "1")
+        # As the worker of the topology master does, beside its report.
+        world.run_workers(topology_id, status="starting")
+        assert dead(old) == "1"
+
+
+def test_what_a_nimbus_looks_at_all_the_time_costs_nothing(costs: Costs) -> None:
+    world = costs.world
+    world.supervisor("s1", tuple(range(6900, 6920)))
+    with StormClusterState.open(world.conf) as cluster:
+        assert isinstance(cluster.state, ZooKeeperClusterState)
+        reads = CachedReads(cluster.state, None)
+        registry = BlobRegistry(cluster, "127.0.0.1:6627", reads)
+
+        def look() -> int:
+            cluster.state.sync_path(paths.TOPOLOGY)
+            costs.counts.reset()
+            assert upgrades_under_way(reads) == []
+            keys = needed_blobs(registry.topologies(), registry.keys())
+            assert set(registry.survey(keys)) == keys
+            return costs.counts.reads([cluster.session])
+
+        key = ""
+        for topologies in (4, 16):
+            for number in range(len(world.cluster.active_storms()), topologies):
+                key = f"{world.submit(f't{number}', conf=ONE_WORKER)}-stormjar.jar"
+                registry.register_written(BlobMeta(key, 1, "0" * 64), epoch=world.epoch())
+            look()
+            assert look() == 0, f"{topologies} topologies"
+            registry.register_written(BlobMeta(key, 1, "1" * 64), epoch=world.epoch())
+            assert look() <= 4, "one blob has changed"
+
+
+def test_plans_of_many_topologies_read_the_cluster_once(costs: Costs) -> None:
+    world = costs.world
+    world.supervisor("s1", tuple(range(6900, 6920)))
+    for number in range(6):
+        world.run_workers(world.submit(f"t{number}", conf=ONE_WORKER))
+    view, ctx = world.cluster.load_view(), world.context()
+    costs.counts.reset()
+    for number in range(6):
+        rebalance(ctx, f"t{number}", dry_run=True, view=view)
+    assert costs.counts.reads([world.cluster.session]) <= 6, "the epoch"

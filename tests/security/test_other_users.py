@@ -1,0 +1,118 @@
+"""Without a secret, the ports of a cluster serve its own user and root, and nobody else of the machine."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from storm_dagster.http.server import HttpService
+from storm_dagster.model import peers
+from storm_dagster.model.peers import can_tell_users, owners_only, peer_user
+from storm_dagster.model.security import Security
+from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
+
+pytestmark = pytest.mark.skipif(not can_tell_users(), reason="the kernel does not name users of connections")
+
+_ASK = """
+import encodings.idna, os, socket, sys
+os.setuid(int(sys.argv[1]))
+try:
+    link = socket.create_connection((sys.argv[2], int(sys.argv[3])), timeout=20)
+    link.sendall(bytes.fromhex(sys.argv[4]))
+    print(link.recv(100).hex())
+except OSError:
+    print("")
+"""
+_HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_THRIFT = b"\0\0\0\4ping"
+Service = Callable[[bool], int]
+
+
+def asked(port: int, sent: bytes, user: int, host: str = "127.0.0.1") -> bytes:
+    command = [sys.executable, "-Sc", _ASK, str(user), host, str(port), sent.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return bytes.fromhex(done.stdout.strip())
+
+
+@pytest.fixture
+def http() -> Iterator[Service]:
+    services: list[HttpService] = []
+
+    def start(own_user: bool) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("served"))])
+        services.append(HttpService(app, listener, own_user_only=own_user))
+        services[-1].start()
+        return int(listener.getsockname()[1])
+
+    yield start
+    for service in services:
+        service.stop()
+
+
+@pytest.fixture
+def thrift() -> Iterator[Service]:
+    services: list[ThriftServer] = []
+
+    def start(own_user: bool) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        services.append(ThriftServer(lambda frame, _: b"served", listener, ServerLimits(), own_user_only=own_user))
+        services[-1].start()
+        return int(listener.getsockname()[1])
+
+    yield start
+    for service in services:
+        service.stop()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize(("service", "sent"), [("http", _HTTP), ("thrift", _THRIFT)])
+def test_another_user_of_the_machine_is_not_served(request: pytest.FixtureRequest, service: str, sent: bytes) -> None:
+    start: Service = request.getfixturevalue(service)
+    other = pwd.getpwnam("nobody").pw_uid
+    port = start(True)
+    assert asked(port, sent, other) == b""
+    assert b"HTTP/1.1 200" in asked(port, sent, 0) or service == "thrift"
+    assert asked(port, sent, 0), "root is served"
+    assert asked(start(False), sent, other), "with a secret, whoever has it is"
+
+
+@pytest.mark.parametrize("asked_directly", [True, False])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_both_ways_to_ask_say_the_same(host: str, asked_directly: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if asked_directly:
+        monkeypatch.setattr(peers, "_TABLES", ())
+    else:
+        monkeypatch.delattr(socket, "AF_NETLINK")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"no {host} here")
+    with server:
+        client = socket.create_connection(server.getsockname()[:2])
+        own, peer = server.getsockname(), client.getsockname()
+        assert peer_user(own, peer) == os.getuid()
+        client.close()
+        assert peer_user(own, peer) is None, "a closed one would look as if it were root's"
+        assert peer_user(own, (host, 1)) is None
+
+
+def test_where_nobody_knows_the_port_serves(monkeypatch: pytest.MonkeyPatch, http: Service) -> None:
+    assert owners_only(Security()) and not owners_only(Security("a-secret-planted-for-tests-4711"))
+    monkeypatch.setattr(peers, "peer_user", lambda *_: None)
+    can_tell_users.cache_clear()
+    try:
+        assert not owners_only(Security())
+        assert b"200 OK" in asked(http(owners_only(Security())), _HTTP, os.getuid())
+    finally:
+        can_tell_users.cache_clear()

@@ -1,0 +1,136 @@
+"""Signed requests and tokens: what counts, and everything beside it that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
+from storm_dagster.model.security import Security
+from storm_dagster.model.signing import (
+    SCOPES,
+    STREAMED,
+    RequestHead,
+    Verifier,
+    body_hash,
+    make_token,
+    read_token,
+    shown_token,
+    sign,
+    signer,
+)
+
+SECRET = "a-secret-planted-for-tests-4711"
+TARGET = RequestHead("POST", "nimbus:7621", "/v1/topologies/a/kill?x=1")
+NOW = 1_800_000_000.0
+
+
+def test_a_signature_counts_once_and_tells_nothing() -> None:
+    verifier = Verifier((SECRET,))
+    header = sign(SECRET, TARGET, body_hash(b"{}"), NOW)
+    assert SECRET not in header and verifier.check(header, TARGET, NOW + 5) == body_hash(b"{}")
+    with pytest.raises(NotAuthenticated, match="seen before"):
+        verifier.check(header, TARGET, NOW + 6)
+    assert verifier.check(sign(SECRET, TARGET, body_hash(b"{}"), NOW), TARGET, NOW) == body_hash(b"{}")
+
+
+@pytest.mark.parametrize("part", ["method", "host", "path"])
+def test_another_request_does_not_pass_with_it(part: str) -> None:
+    header = sign(SECRET, TARGET, body_hash(b""), NOW)
+    with pytest.raises(NotAuthenticated, match="changed on its way"):
+        Verifier((SECRET,)).check(header, dataclasses.replace(TARGET, **{part: getattr(TARGET, part) + "x"}), NOW)
+
+
+@given(st.data())
+def test_no_other_text_is_a_signature(data: st.DataObject) -> None:
+    header = sign(SECRET, TARGET, body_hash(b""), NOW)
+    at = data.draw(st.integers(0, len(header) - 1))
+    changed = header[:at] + data.draw(st.characters().filter(lambda one: one != header[at])) + header[at + 1 :]
+    for wrong in (changed, header[:at], data.draw(st.text())):
+        with pytest.raises(NotAuthenticated):
+            Verifier((SECRET,)).check(wrong, TARGET, NOW)
+
+
+@pytest.mark.parametrize("late", [-121, 121, 10_000])
+def test_an_old_signature_and_clocks_that_differ(late: float) -> None:
+    with pytest.raises(NotAuthenticated, match="set the clocks"):
+        Verifier((SECRET,)).check(sign(SECRET, TARGET, body_hash(b""), NOW), TARGET, NOW + late)
+
+
+def test_no_signature_counts_again_while_it_is_young_enough() -> None:
+    verifier = Verifier((SECRET,))
+    headers = [(at, sign(SECRET, TARGET, body_hash(b""), NOW + at)) for at in range(0, 900, 30)]
+    for at, header in headers:
+        verifier.check(header, TARGET, NOW + at)
+        for then, former in headers:
+            if then <= at:
+                with pytest.raises(NotAuthenticated):
+                    verifier.check(former, TARGET, NOW + at)
+
+
+def test_only_uploads_are_streamed() -> None:
+    with pytest.raises(NotAuthenticated, match="must be signed"):
+        Verifier((SECRET,)).check(sign(SECRET, TARGET, STREAMED, NOW), TARGET, NOW)
+    put = dataclasses.replace(TARGET, method="PUT")
+    assert Verifier((SECRET,)).check(sign(SECRET, put, STREAMED, NOW), put, NOW) == STREAMED
+
+
+def test_the_former_secret_counts_while_it_is_changed() -> None:
+    new = SECRET + "-new"
+    for used in (SECRET, new):
+        assert Verifier((new, SECRET)).check(sign(used, TARGET, body_hash(b""), NOW), TARGET, NOW)
+        assert read_token((new, SECRET), make_token(used, "read", 60, NOW), NOW)[0] == "read"
+    with pytest.raises(NotAuthenticated):
+        Verifier((new,)).check(sign(SECRET, TARGET, body_hash(b""), NOW), TARGET, NOW)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_token_names_its_scope_until_it_expires(scope: str) -> None:
+    token = make_token(SECRET, next(one for one in SCOPES if one == scope), 3600, NOW)
+    assert SECRET not in token and read_token((SECRET,), token, NOW + 3599)[0] == scope
+    with pytest.raises(NotAuthenticated, match="expired"):
+        read_token((SECRET,), token, NOW + 3601)
+    for wrong in (token.replace(scope, "admin" if scope != "admin" else "read"), token + "0", token[:-1], "", SECRET):
+        with pytest.raises(NotAuthenticated):
+            read_token((SECRET,), wrong, NOW)
+    later = token.split(".")
+    later[2] = str(int(later[2]) + 1)
+    with pytest.raises(NotAuthenticated, match="another secret"):
+        read_token((SECRET,), ".".join(later), NOW)
+
+
+def test_where_a_token_stands() -> None:
+    basic = httpx.BasicAuth("anybody", "sdt.x")
+    request = next(basic.auth_flow(httpx.Request("GET", "http://a/")))
+    assert shown_token(request.headers["Authorization"]) == shown_token("Bearer sdt.x") == "sdt.x"
+    assert shown_token("") is None and shown_token("Basic !!") == ""
+
+
+def test_clients_sign_and_send_nothing_where_nothing_is_asked() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200)
+
+    with httpx.Client(transport=httpx.MockTransport(answer), **Security(SECRET).client_options()) as client:
+        client.get("http://n:1/healthz")
+        client.get("http://n:1/v1/a b", params={"q": "ü&"})
+        client.post("http://n:1/v1/x", json={"a": 1})
+        client.put("http://n:1/v1/y", content=iter([b"1", b"2"]))
+        client.get("http://n:1/v1/z", headers={"Authorization": "Bearer own"})
+    assert "Authorization" not in seen[0].headers and seen[4].headers["Authorization"] == "Bearer own"
+    for request, body in ((seen[1], b""), (seen[2], seen[2].content), (seen[3], None)):
+        target = RequestHead(request.method, request.headers["Host"], request.url.raw_path.decode())
+        expected = STREAMED if body is None else body_hash(body)
+        assert Verifier((SECRET,)).check(request.headers["Authorization"], target) == expected
+        assert SECRET not in str(request.headers)
+
+
+def test_with_tls_nothing_is_sent_in_the_clear() -> None:
+    with pytest.raises(InvalidRequest, match="is not https"):
+        signer(SECRET, tls=True)(httpx.Request("GET", "http://nimbus:1/v1/topologies"))

@@ -1,0 +1,228 @@
+"""The checks of a cluster in which nothing fails any more, and of one in which some machines are gone for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from storm_dagster.core.invariants import ClusterSnapshot, violations
+from storm_dagster.model import paths
+from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.records import Assignment, StormBase
+from storm_simulation.rules import ROOT, stored
+
+if TYPE_CHECKING:
+    from storm_simulation.cluster import Cluster
+    from storm_simulation.commands import Command
+    from storm_simulation.faults import Faults
+
+SESSION_SECS = 4.0
+HEAL_SECS = SESSION_SECS + 35.0
+_SETTLE_SECS = 300.0
+_CHANGES = {"submit", "kill", "activate", "deactivate"}
+
+
+class Calm:
+    """The end of a program."""
+
+    def __init__(self, cluster: Cluster, faults: Faults) -> None:
+        self.cluster = cluster
+        self.faults = faults
+
+    def check(self) -> None:
+        """All of it; raises by way of the cluster's violations."""
+        cluster = self.cluster
+        self.faults.mend_all()
+        cluster.kernel.preemption = 0.0
+        cluster.start_missing()
+        self._settle()
+        self._acknowledged()
+        self._view()
+        self._losses()
+        self._idle()
+        self._leaks()
+
+    # -- everything comes back ---------------------------------------------------------------------------------
+
+    def bases(self) -> dict[str, StormBase]:
+        return self.cluster.rules.bases
+
+    def _dead(self) -> list[str]:
+        """Tasks that should run and do not, in words."""
+        found: list[str] = []
+        for topology_id, base in self.bases().items():
+            assignment: Assignment | None = self.cluster.rules.assignments.get(topology_id)
+            if base.status in ("KILLED", "REBALANCING"):
+                found.append(f"{topology_id} is {base.status}")
+            elif assignment is None:
+                found.append(f"{topology_id} has no assignment")
+            else:
+                tasks = [task for worker in assignment.workers for task in worker.ids]
+                dead = [task for task in tasks if not self.cluster.owners.running(topology_id, task)]
+                if dead:
+                    found.append(f"tasks {dead} of {topology_id}")
+                if base.status != base.wanted_status:
+                    found.append(f"{topology_id} is {base.status}, not {base.wanted_status}")
+        return found
+
+    def _settle(self) -> None:
+        cluster = self.cluster
+        ended = cluster.until(lambda: all(c.ended is not None or _gone(c) for c in cluster.commands), _SETTLE_SECS + 60)
+        if not ended:
+            left = [str(c) for c in cluster.commands if c.ended is None and not _gone(c)]
+            self._fail("I8", f"a command does not end: {left[0]}")
+        if not cluster.until(lambda: cluster.leader() is not None, 30.0):
+            self._fail("liveness", "nobody leads 30 s after the last fault")
+        self._await_healed(_SETTLE_SECS, "after the last fault")
+
+    def _await_healed(self, secs: float, when: str) -> None:
+        if not self.cluster.until(lambda: not self._dead(), secs):
+            self._fail("liveness", f"{secs:.0f} s {when}: {'; '.join(self._dead()[:3])}")
+
+    def _fail(self, invariant: str, text: str) -> None:
+        self.cluster.violated(invariant, text)
+        self.cluster.run(0.001)
+
+    # -- what was acknowledged ----------------------------------------------------------------------------------
+
+    def _acknowledged(self) -> None:
+        by_name = {base.name: base for base in self.bases().values()}
+        for name in sorted({command.name for command in self.cluster.commands}):
+            mine = [command for command in self.cluster.commands if command.name == name]
+            for at, command in enumerate(mine):
+                if not command.acknowledged or command.verb not in _CHANGES:
+                    continue
+                assert command.ended is not None
+                others = [
+                    other
+                    for other in mine[:at] + mine[at + 1 :]
+                    if other.verb in _CHANGES and (other.ended is None or other.ended >= command.begun)
+                ]
+                if others or name in self.cluster.rules.tainted:
+                    continue
+                replacing = any(other.verb in ("update", "restart") and _overlap(command, other) for other in mine)
+                during = " (during an update or restart)" if replacing else ""
+                base = by_name.get(name)
+                wanted = {"activate": "ACTIVE", "deactivate": "INACTIVE"}.get(command.verb)
+                if command.verb == "kill" and base is not None:
+                    self._fail("acknowledged", f"{command}, and {name} is {base.status}")
+                elif command.verb == "submit" and base is None:
+                    self._fail("acknowledged", f"{command}, and nothing is called {name}")
+                elif wanted and base is not None and base.wanted_status != wanted:
+                    self._fail("acknowledged", f"{command}{during}, and {name} is {base.wanted_status}")
+
+    def _view(self) -> None:
+        """The product's own invariants, on what a client reads now."""
+        found: list[str] = []
+        from storm_simulation.dagster_side import operations
+
+        def look() -> None:
+            with operations(self.cluster) as ctx:
+                broken = violations(ClusterSnapshot(ctx.cluster.load_view()))
+                # A supervisor may be between two sessions.
+                found.extend(each.sentence for each in broken if each.rule != "assigned_to_live_slots")
+
+        process = self.cluster.job("look", look)
+        self.cluster.until(lambda: process.dead, 30.0)
+        if found:
+            self._fail("core", found[0])
+
+    # -- some are gone for good ---------------------------------------------------------------------------------
+
+    def _losses(self) -> None:
+        """With a nimbus, a quorum and a free slot every dead task runs again."""
+        cluster = self.cluster
+        rng = cluster.kernel.rng
+        minimum = int(cluster.conf()["topology.min.replication.count"])
+        spare = len(cluster.nimbuses) - max(1, minimum)
+        gone = rng.sample(sorted(cluster.nimbuses), rng.randint(0, max(0, spare)))
+        if not self._readable_without(gone):
+            gone = []
+        used = sum(len(a.workers) for a in cluster.rules.assignments.values())
+        ports = len(next(iter(cluster.supervisors.values())).ports)
+        most = min(2, len(cluster.supervisors) - 1, len(cluster.supervisors) - -(-(used + 1) // ports))
+        gone += rng.sample(sorted(cluster.supervisors), rng.randint(0, max(0, most)))
+        secs = HEAL_SECS
+        if rng.random() < 0.3:
+            # Without Dagster the leader heals, after it has missed it for a while.
+            gone.append(cluster.dagster.host.name)
+            secs += 2.0 * float(cluster.conf()["nimbus.monitor.backstop.secs"])
+        for name in gone:
+            cluster.lose_host(cluster.hosts[name])
+        self.faults.counts["machine lost for good"] += len(gone)
+        self.faults.log.append(f"{cluster.kernel.now:.2f} lost for good: {gone}")
+        self._await_healed(secs + 6.0, f"after {gone} were lost for good")
+        for name in gone:
+            cluster.boot_host(cluster.hosts[name])
+
+    def _readable_without(self, gone: list[str]) -> bool:
+        """Whether the nimbuses that stay hold the code of everything that runs."""
+        held = {key for name, part in self.cluster.nimbuses.items() if name not in gone for key in stored(part.host)}
+        dirs = [assignment.code_dir for assignment in self.cluster.rules.assignments.values()]
+        return all(
+            key in held for code_dir in dirs for key in (code_key(code_dir), conf_key(code_dir), jar_key(code_dir))
+        )
+
+    # -- nothing happens any more ------------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        """I8: who has nothing to do writes nothing besides heartbeats, once the cleaner has done its work."""
+        busy = ""
+        for _ in range(6):
+            busy = self._busy_within(30.0)
+            if not busy:
+                return
+        self._fail("I8", f"{busy} in an idle cluster")
+
+    def _busy_within(self, secs: float) -> str:
+        cluster = self.cluster
+        before = {label: list(counts) for label, counts in cluster.ensemble.counts.items()}
+        cluster.run(secs)
+        for label, (reads, writes) in sorted(cluster.ensemble.counts.items()):
+            old = before.get(label, [0, 0])
+            if (writes - old[1]) / secs > 0.4:
+                return f"{label} writes {(writes - old[1]) / secs:.1f}/s"
+            if (reads - old[0]) / secs > 60.0:
+                return f"{label} reads {(reads - old[0]) / secs:.1f}/s"
+        return ""
+
+    def _leaks(self) -> None:
+        """I3: when all topologies are gone nothing of them is left."""
+        cluster = self.cluster
+        names = sorted({base.name for base in self.bases().values()})
+        for name in names:
+            command = cluster.command("kill", name, wait=0)
+            cluster.until(lambda command=command: command.ended is not None, 120.0)
+        if not cluster.until(lambda: not self.bases(), 120.0):
+            self._fail("I3", f"not removed: {sorted(self.bases())}")
+        cluster.until(lambda: not self._left(), 240.0)
+        left = self._left()
+        if left:
+            self._fail("I3", f"left of topologies that are gone: {left[0]} ({len(left)} in all)")
+        if cluster.workers:
+            self._fail("I3", f"{next(iter(cluster.workers.values())).process} runs, and no topology does")
+
+    def _left(self) -> list[str]:
+        ids = {each for each in self.cluster.rules.ever.values() if each not in self.bases()}
+        kept = (f"{ROOT}{paths.TOKENS}", f"{ROOT}{paths.ASSIGNMENTS_BAK}", f"{ROOT}{paths.SENSORS}")
+        found = [
+            path
+            for path in self.cluster.ensemble.tree.nodes
+            if not path.startswith(kept) and any(part in ids or _of(part, ids) for part in path.split("/"))
+        ]
+        for name, part in self.cluster.nimbuses.items():
+            found += [f"{name}: {key}" for key in stored(part.host) if _of(key, ids)]
+        return found
+
+
+def _overlap(one: Command, other: Command) -> bool:
+    """Whether the other was under way at some moment of the one."""
+    return one.ended is not None and other.begun <= one.ended and (other.ended is None or other.ended >= one.begun)
+
+
+def _of(part: str, ids: set[str]) -> bool:
+    return any(part.startswith(f"{topology_id}-storm") for topology_id in ids)
+
+
+def _gone(command: object) -> bool:
+    process = getattr(command, "process", None)
+    return process is None or process.dead

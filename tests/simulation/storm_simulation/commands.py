@@ -1,0 +1,122 @@
+"""Commands on topologies, each in a process of its own, as runs of Dagster do them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.submit.staging import upload_key
+from storm_rigs.acting import submit
+from storm_rigs.archives import pack_archive
+from storm_rigs.world import WORD_COUNT
+from storm_simulation.kernel import Process
+
+if TYPE_CHECKING:
+    from storm_simulation.cluster import Cluster
+
+_ARCHIVES = [pack_archive(f"archive {number}") for number in range(4)]
+
+
+@dataclass(eq=False)
+class Command:
+    """A command and what became of it."""
+
+    verb: str
+    name: str
+    options: dict[str, Any]
+    begun: float
+    process: Process | None = None
+    ended: float | None = None
+    error: str | None = None
+    answer: Any = None
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.ended is not None and self.error is None
+
+    def __str__(self) -> str:
+        state = "runs" if self.ended is None else self.error or "done"
+        return f"{self.begun:.1f} {self.verb} {self.name} {self.options}: {state}"
+
+
+def upload(ctx: OperationsContext, handle: str, workers: int, archive: int = 0) -> str:
+    """Put the parts of an upload."""
+    conf = {"topology.workers": workers, "topology.message.timeout.secs": 5}
+    ctx.blobs.put(upload_key(handle, "topology"), json.dumps(WORD_COUNT).encode())
+    ctx.blobs.put(upload_key(handle, "conf"), json.dumps(conf).encode())
+    ctx.blobs.put(upload_key(handle, "archive"), _ARCHIVES[archive % len(_ARCHIVES)])
+    return handle
+
+
+def _submit(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
+    token = options["token"]
+    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 0))
+    submit(ctx, name=name, token=token, handle=f"handle-{token}")
+
+
+def _kill(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
+    return lifecycle.kill(ctx, name, options.get("wait", 0))
+
+
+def _turn(verb: str) -> Callable[[OperationsContext, str, dict[str, Any]], Any]:
+    return lambda ctx, name, options: getattr(lifecycle, verb)(ctx, name)
+
+
+def _rebalance(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
+    return rebalance(ctx, name, workers=options.get("workers"), reassign=options.get("reassign", False), wait_secs=1)
+
+
+def _update(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
+    token = options["token"]
+    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 1))
+    return lifecycle.update(ctx, name, token=token, handle=f"handle-{token}")
+
+
+def _restart(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
+    return lifecycle.restart(ctx, name, token=options["token"])
+
+
+VERBS: dict[str, Callable[[OperationsContext, str, dict[str, Any]], Any]] = {
+    "submit": _submit,
+    "kill": _kill,
+    "activate": _turn("activate"),
+    "deactivate": _turn("deactivate"),
+    "rebalance": _rebalance,
+    "update": _update,
+    "restart": _restart,
+}
+
+
+def begin(cluster: Cluster, verb: str, name: str, *, crash_at: int = 0, **options: Any) -> Command:
+    """Start a command; it ends in virtual time, or its process at that step (counted before and after each)."""
+    from storm_simulation.dagster_side import operations
+
+    command = Command(verb, name, options, cluster.kernel.now)
+
+    passed = 0
+
+    def point(_: str) -> None:
+        nonlocal passed
+        passed += 1
+        if passed == crash_at and command.process is not None:
+            cluster.crashed_at_steps += 1
+            command.process.kill()
+            cluster.kernel.sleep(0.0)
+
+    def work() -> None:
+        try:
+            with operations(cluster) as connected:
+                ctx = replace(connected, checkpoint=point)
+                command.answer = VERBS[verb](ctx, name, options)
+        except StormDagsterError as error:
+            command.error = f"{type(error).__name__}: {error.message}"
+        command.ended = cluster.kernel.now
+
+    command.process = cluster.job(f"{verb}-{name}", work)
+    return command

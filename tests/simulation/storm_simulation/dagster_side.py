@@ -1,0 +1,184 @@
+"""Simulated Dagster: its sensors as they are, its runs as processes, its storage as a list."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.transitions import DueMemory
+from storm_dagster.defs.healing import heartbeat_sensor
+from storm_dagster.defs.healing.memory import REASSIGN_OP, HealingCursor
+from storm_dagster.defs.resources.handles import leader_http
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live import healing, lifecycle
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_simulation.kernel import EPOCH, Host, Process
+
+if TYPE_CHECKING:
+    from storm_simulation.cluster import Cluster
+
+_LOG = logging.getLogger("simulation.run")
+_TICK_SECS = 45.0
+_LOST_RUN_SECS = 30.0
+"""Time after which Dagster's monitoring marks a run as failed whose process is gone."""
+
+
+@contextmanager
+def operations(cluster: Cluster) -> Iterator[OperationsContext]:
+    """The context of a run, as ``defs.resources.operating.connect`` makes it."""
+    conf = cluster.conf()
+    with StormClusterState.open(conf.values) as state:
+        with NimbusBlobClient(lambda: leader_http(state)) as blobs:
+            yield OperationsContext(cluster=state, blobs=blobs, conf=conf, planner=plan_placement, log=_LOG)
+
+
+@dataclass(eq=False)
+class Run:
+    """A healing run, as Dagster's storage has it."""
+
+    run_id: str
+    created: float
+    config: dict[str, Any]
+    status: dg.DagsterRunStatus = dg.DagsterRunStatus.QUEUED
+
+    @property
+    def create_timestamp(self) -> Any:
+        return SimpleNamespace(timestamp=lambda: EPOCH + self.created)
+
+    @property
+    def dagster_run(self) -> Any:
+        return SimpleNamespace(status=self.status, run_id=self.run_id, run_config=self.config)
+
+
+@dataclass
+class Storage:
+    """Dagster's storage: it outlives its processes, and may stop answering."""
+
+    runs: list[Run] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    cursor: str | None = None
+    silent: bool = False
+    starts_runs: bool = True
+
+
+class _Instance:
+    def __init__(self, dagster: SimulatedDagster) -> None:
+        self._dagster = dagster
+
+    def get_run_records(self, filters: Any = None, limit: int = 100) -> list[Run]:
+        kernel = self._dagster.cluster.kernel
+        while self._dagster.storage.silent:
+            kernel.sleep(1.0)
+        unfinished = [run for run in self._dagster.storage.runs if run.status in heartbeat_sensor.UNFINISHED_STATUSES]
+        return unfinished[-limit:]
+
+
+class SimulatedDagster:
+    """The daemon and code server with the healing and the lifecycle sensor."""
+
+    def __init__(self, cluster: Cluster, host: Host) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.names = DagsterNames()
+        self.storage = Storage()
+        self.process: Process | None = None
+        self.healings = 0
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None and self.process.runs
+
+    def start(self) -> None:
+        if self.process is not None and not self.process.dead:
+            return
+        # What its process remembers.
+        HealingCursor._recent.clear()
+        heartbeat_sensor._KEPT.clear()
+        self.process = self.cluster.process("dagster", self.host)
+        self.process.spawn(self._heal, "heartbeat_sensor")
+        self.process.spawn(self._finish, "lifecycle_sensor")
+
+    # -- sensors ------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        conf = self.cluster.conf().values
+        limits = LivenessLimits.from_conf(conf)
+        kernel = self.cluster.kernel
+        while True:
+            kernel.sleep(kernel.rng.uniform(0.2, 1.5))
+            context: Any = SimpleNamespace(cursor=self.storage.cursor, instance=_Instance(self))
+            tick = heartbeat_sensor._Tick("heartbeat_sensor", context, limits, self.names)
+            requests: list[dg.RunRequest] = []
+            try:
+                with heartbeat_sensor._kept_watch(conf) as watch:
+                    requests = tick.run(watch, kernel.boot() + _TICK_SECS)
+                    tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
+            except Unavailable:
+                tick.grant_new_time()
+                if not tick.seen:
+                    continue
+            self.storage.cursor = tick.cursor.after(tick.memory)
+            for request in requests:
+                self._launch(request)
+
+    def _launch(self, request: dg.RunRequest) -> None:
+        assert request.run_key is not None
+        if request.run_key in self.storage.keys:
+            return
+        self.storage.keys.add(request.run_key)
+        kernel = self.cluster.kernel
+        run = Run(f"run-{len(self.storage.keys)}", kernel.now, dict(request.run_config))
+        self.storage.runs.append(run)
+        kernel.after(kernel.rng.uniform(0.2, 2.0), self._start_run, run)
+
+    def _start_run(self, run: Run) -> None:
+        if not self.storage.starts_runs or (self.process is not None and self.process.dead):
+            self.cluster.kernel.after(1.0, self._start_run, run)
+            return
+        causes = run.config["ops"][self.names.name(REASSIGN_OP)]["config"]["causes"]
+        run.status = dg.DagsterRunStatus.STARTED
+        self.healings += 1
+
+        def work() -> None:
+            try:
+                with operations(self.cluster) as ctx:
+                    reports = healing.reassign(ctx, [Cause.from_json(cause) for cause in causes])
+                failed = any(report.status == "failed" for report in reports)
+                run.status = dg.DagsterRunStatus.FAILURE if failed else dg.DagsterRunStatus.SUCCESS
+            except StormDagsterError:
+                run.status = dg.DagsterRunStatus.FAILURE
+
+        process = self.cluster.job(run.run_id, work)
+
+        def lost() -> None:
+            if run.status == dg.DagsterRunStatus.STARTED:
+                self.cluster.kernel.after(_LOST_RUN_SECS, setattr, run, "status", dg.DagsterRunStatus.FAILURE)
+
+        process.at_end.append(lost)
+
+    def _finish(self) -> None:
+        kernel = self.cluster.kernel
+        memory = DueMemory()
+        while True:
+            kernel.sleep(5.0)
+            boot_id = f"boot-{self.host.name}-{self.host.files.get('boots', 0)}"
+            try:
+                with operations(self.cluster) as ctx:
+                    memory = lifecycle.finish_due(ctx, memory, boot_id=boot_id, boot_now=kernel.boot()).memory
+            except StormDagsterError:
+                continue
+
+
+Work = Callable[[], None]

@@ -1,0 +1,237 @@
+"""Planted bugs: proof that the general program sees what it looks for. Each must be caught within twenty seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storm_dagster.core.liveness import step
+from storm_dagster.core.liveness.detection import LivenessResult
+from storm_dagster.defs.healing import heartbeat_sensor
+from storm_dagster.nimbus import daemon as nimbus_daemon
+from storm_dagster.nimbus.blobs import replication
+from storm_dagster.nimbus.leadership import duties, election
+from storm_dagster.operations.live import cleaner, healing, lifecycle, rebalance
+from storm_dagster.operations.submit import code_storage, publishing
+from storm_dagster.supervisor import cluster_link
+from storm_dagster.worker.runtime import cluster_sync, lease
+from storm_dagster.zk import cluster_state, leadership, session, storm_cluster_state, transaction
+from storm_simulation.workers import ModelLoop
+
+Change = tuple[Any, str, Callable[[Any], Any]]
+"""(where, name, what to make of the original)."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug."""
+
+    name: str
+    invariant: str
+    """The invariant that sees it, by the first word of its violation; several are divided by ``|``."""
+    changes: tuple[Change, ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The product with the bug in it."""
+        before = [(where, name, vars(where)[name]) for where, name, _ in self.changes]
+        try:
+            for where, name, make in self.changes:
+                setattr(where, name, make(getattr(where, name)))
+            yield
+        finally:
+            for where, name, original in before:
+                setattr(where, name, original)
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    """In the place of a function: one that does nothing and gives that value."""
+    return lambda original: lambda *args, **kwargs: value
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda original: value
+
+
+def _without(*kinds: str) -> Callable[[Any], Any]:
+    """``observe`` that does not see causes of those kinds."""
+
+    def make(original: Callable[..., LivenessResult]) -> Callable[..., LivenessResult]:
+        def observe(*args: Any, **kwargs: Any) -> LivenessResult:
+            seen = original(*args, **kwargs)
+            return replace(seen, causes=tuple(cause for cause in seen.causes if cause.kind not in kinds))
+
+        return observe
+
+    return make
+
+
+def _due_without(kind: str) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def due(*args: Any, **kwargs: Any) -> Any:
+            found, memory = original(*args, **kwargs)
+            return [each for each in found if each.action != kind], memory
+
+        return due
+
+    return make
+
+
+def _later(secs: float) -> Callable[[Any], Any]:
+    return lambda original: lambda *args, **kwargs: original(*args, **kwargs) + secs
+
+
+def _any_version(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, path, data, version: original(self, path, data, -1)
+
+
+def _fenced_by_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, epoch: self.state.transaction()
+
+
+def _owned_if_there(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, path: self.exists(path)
+
+
+def _resign_whoever_leads(original: Callable[..., Any]) -> Callable[..., Any]:
+    def resign(self: Any) -> None:
+        self._confirmed = None
+        self._state.delete_node("/nimbus_master")
+
+    return resign
+
+
+def _end_of_any_session(original: Callable[..., float]) -> Callable[..., float]:
+    return lambda self, session_id=None: original(self)
+
+
+def _valid_by_session(original: Callable[..., bool]) -> Callable[..., bool]:
+    def valid(self: Any) -> bool:
+        # Granted once: for ever, while some session of the process lives.
+        if self._owner:
+            self._until = self._session.lease_end()
+        return original(self)
+
+    return valid
+
+
+def _bump_without_lock(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda transaction, *_: transaction.set("/assignments", b"", -1)
+
+
+def _nothing_alive(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda inventory, memory, **how: original(replace(inventory, topologies=(), busy_workers=()), memory, **how)
+
+
+def _without_last_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+    def assignment_of(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        return made.model_copy(update={"workers": made.workers[:-1]}) if len(made.workers) > 1 else made
+
+    return assignment_of
+
+
+def _m(name: str, invariant: str, *changes: Change) -> Mutant:
+    return Mutant(name, invariant, changes)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _m("a worker opens tasks that another still has", "I2", (cluster_sync, "_ids", _always(()))),
+    _m("a lease lasts 60 s too long", "I2", (session.ZkSession, "lease_end", _later(60.0))),
+    _m("writes are not fenced", "I5", (storm_cluster_state.StormClusterState, "fenced", _fenced_by_nothing)),
+    _m("no version is checked", "I1|I5|I6|acknowledged", (transaction.Transaction, "set", _any_version)),
+    _m("checks are left out", "I5", (transaction.Transaction, "check", lambda _: lambda self, path, version: self)),
+    _m(
+        "a node counts as owned when it is there", "I5", (cluster_state.ZooKeeperClusterState, "owned", _owned_if_there)
+    ),
+    _m("who resigns deletes whoever leads", "I5", (leadership.LeadershipSession, "resign", _resign_whoever_leads)),
+    _m(
+        "placements do not lock each other out",
+        "I1",
+        (publishing, "bump_assignments_version", _bump_without_lock),
+        (healing, "bump_assignments_version", _bump_without_lock),
+        (rebalance, "bump_assignments_version", _bump_without_lock),
+    ),
+    _m(
+        "the name is not looked at again before publishing",
+        "I6|acknowledged",
+        (publishing, "_check_target", _always(None)),
+    ),
+    _m(
+        "a blob is acknowledged before it is copied",
+        "I4",
+        (replication.Replicator, "push", _always(1)),
+        (
+            code_storage,
+            "_await_copies",
+            lambda _: lambda ctx, blobs, wanted, secs: {blob.key: wanted for blob in blobs},
+        ),
+    ),
+    _m(
+        "the cleaner takes what lives for garbage",
+        "I3|I5|core|crash|liveness",
+        (cleaner, "find_garbage", _nothing_alive),
+    ),
+    _m("nobody cleans", "I3", (duties.cleaner, "clean", lambda _: lambda ctx, memory, **how: (_CLEANED, memory))),
+    _m("the sensor sees and does nothing", "liveness", (heartbeat_sensor, "run_requests", _always([]))),
+    _m("lost hosts are no cause", "liveness", (step, "observe", _without("lost_host"))),
+    _m("the leader never heals", "liveness", (duties.LeaderHealing, "_heal", _always(None))),
+    _m("delayed removals are forgotten", "liveness", (lifecycle, "due_actions", _due_without("remove"))),
+    _m(
+        "rebalances are not finished by others",
+        "liveness",
+        (lifecycle, "due_actions", _due_without("finish_rebalance")),
+    ),
+    _m("activations are not finished by others", "liveness", (lifecycle, "due_actions", _due_without("activate"))),
+    _m("nobody stands again after an election", "liveness", (election.Election, "_may_try", _always((False, 5.0)))),
+    _m("blobs are not fetched by who comes back", "liveness|I3", (nimbus_daemon, "_synchronize", _always(None))),
+    _m(
+        "a supervisor beats at every turn",
+        "I8",
+        (cluster_link.ClusterLink, "_beat_due", _always(True)),
+        (cluster_link.ClusterLink, "_until_due", _always(0.5)),
+    ),
+    _m("a placement leaves a worker out", "core|liveness|I8", (healing, "assignment_of", _without_last_worker)),
+    _m("supervisors do not hear of changes", "liveness", (cluster_link, "changes_since", _always({}))),
+    _m(
+        "a killed topology's nodes stay",
+        "I3",
+        (lifecycle, "sweep", _always(None)),
+        (cleaner, "_PER_TOPOLOGY", _constant(())),
+    ),
+    _m(
+        "blobs of killed topologies stay",
+        "I3",
+        (lifecycle, "delete_blobs", _always(None)),
+        (duties.cleaner, "clean", lambda _: lambda ctx, memory, **how: (_CLEANED, memory)),
+    ),
+    _m(
+        "an acknowledged kill does nothing",
+        "acknowledged|liveness",
+        (lifecycle, "remove", lambda _: lambda ctx, topology_id: None),
+    ),
+)
+
+
+NOT_SEEN_YET: tuple[Mutant, ...] = (
+    _m("a lease counts for whatever session", "I2", (session.ZkSession, "lease_end", _end_of_any_session)),
+    _m("an expired lease comes back by itself", "I2", (lease.WorkerLease, "valid", _valid_by_session)),
+    _m("tasks are given up before they are closed", "I2", (ModelLoop, "call", _always(None))),
+)
+"""Bugs that twenty seeds do not see: the moment in which they do harm is too short."""
+
+
+class _Cleaned:
+    nodes = blobs = tokens = problems = ()
+    waiting = 0
+
+
+_CLEANED = _Cleaned()
+
+
+def missing() -> list[str]:
+    """What mutants would replace and the product does not have any more."""
+    changes = [change for mutant in (*MUTANTS, *NOT_SEEN_YET) for change in mutant.changes]
+    return [f"{where.__name__}.{name}" for where, name, _ in changes if name not in vars(where)]

@@ -1,0 +1,195 @@
+"""The general program of one seed: a cluster, commands and faults at random, then the checks of a calm cluster."""
+
+from __future__ import annotations
+
+import time as real_time
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from storm_simulation.calm import Calm
+from storm_simulation.cluster import Cluster, Violation
+from storm_simulation.faults import KINDS, Faults
+
+_NAMES = ("a", "b", "c", "d")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed chose before anything runs."""
+
+    servers: int
+    nimbuses: int
+    supervisors: int
+    minimum: int
+    faults: tuple[str, ...]
+    fault_secs: float
+    """Mean time between two faults."""
+    command_secs: float
+    verbs: tuple[str, ...]
+    preemption: float
+    drift: float
+    crashes: float
+    """Share of the commands whose process ends at one of its steps."""
+
+    @staticmethod
+    def of(seed: int) -> Plan:
+        """Swarm: each seed runs some kinds of faults and commands, so that none drowns the others."""
+        rng = Random(f"plan {seed}")
+        kinds = sorted(KINDS)
+        nimbuses = rng.choice((1, 2, 2, 3, 3))
+        verbs = ["submit", "kill", "rebalance", "activate", "deactivate", "update", "restart"]
+        chosen = rng.sample(kinds, rng.choice((3, 6, 12, len(kinds))))
+        if rng.random() < 0.5:
+            # What ends sessions while their processes go on: the hardest for one owner of each task.
+            chosen += ["host cut off", "host frozen", "worker frozen"] * (1 + len(chosen) // 6)
+        return Plan(
+            servers=rng.choice((1, 1, 3)),
+            nimbuses=nimbuses,
+            supervisors=rng.choice((3, 4, 5)),
+            minimum=min(nimbuses, rng.choice((1, 2))),
+            faults=tuple(chosen),
+            fault_secs=rng.choice((0.7, 2.0, 6.0)),
+            command_secs=rng.choice((1.0, 3.0, 8.0)),
+            verbs=tuple(sorted({"submit", "kill", "rebalance", *rng.sample(verbs, rng.choice((1, 3, 7)))})),
+            preemption=rng.choice((0.0, 0.002, 0.02)),
+            drift=rng.choice((0.0, 0.0, 0.003)),
+            crashes=rng.choice((0.0, 0.1, 0.3)),
+        )
+
+
+@dataclass
+class Result:
+    """What came of one seed."""
+
+    seed: int
+    secs: float
+    digest: str = ""
+    violation: str | None = None
+    virtual_secs: float = 0.0
+    cpu_secs: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    commands: Counter[str] = field(default_factory=Counter)
+    known: Counter[str] = field(default_factory=Counter)
+    commits: int = 0
+    reads: int = 0
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def replay(self) -> str:
+        return f'make simulate ARGS="--seed {self.seed} --secs {self.secs:g}"'
+
+
+def run_seed(seed: int, secs: float = 120.0, *, calm: bool = True, conf: dict[str, Any] | None = None) -> Result:
+    """Run the program of that seed; its violation, if any, is in the result."""
+    plan = Plan.of(seed)
+    result = Result(seed, secs)
+    began = real_time.process_time()
+    settings = {
+        "topology.min.replication.count": plan.minimum,
+        # Garbage goes within minutes, so that what stays is seen.
+        "nimbus.cleanup.inbox.freq.secs": 30,
+        "nimbus.inbox.jar.expiration.secs": 60,
+        **(conf or {}),
+    }
+    with Cluster(
+        seed,
+        servers=plan.servers,
+        nimbus_count=plan.nimbuses,
+        supervisor_count=plan.supervisors,
+        conf=settings,
+    ) as cluster:
+        faults = Faults(cluster)
+        try:
+            _chaos(cluster, plan, faults, secs)
+            if calm:
+                Calm(cluster, faults).check()
+        except Violation as violation:
+            result.violation = str(violation)
+        result.digest = cluster.ensemble.digest()
+        result.virtual_secs = cluster.kernel.now
+        result.faults = faults.counts
+        result.faults["command killed at a step"] = cluster.crashed_at_steps
+        result.faults["preemption"] = cluster.kernel.preemptions
+        result.faults["reply lost"] = cluster.links.lost_replies + cluster.web.lost_replies
+        result.faults["message slow"] = cluster.links.slow_answers
+        result.commands = Counter(
+            f"{each.verb} {'done' if each.acknowledged else 'refused' if each.ended is not None else 'lost'}"
+            for each in cluster.commands
+        )
+        result.known = cluster.known
+        result.commits = cluster.rules.checked
+        result.reads = cluster.ensemble.reads
+        result.log = [f"plan: {plan}", *faults.log, *map(str, cluster.commands)]
+    result.cpu_secs = real_time.process_time() - began
+    return result
+
+
+def _chaos(cluster: Cluster, plan: Plan, faults: Faults, secs: float) -> None:
+    rng = cluster.kernel.rng
+    for host in cluster.hosts.values():
+        host.drift = rng.uniform(-plan.drift, plan.drift)
+    cluster.start()
+    for name in _NAMES[: rng.choice((1, 2, 3))]:
+        cluster.command("submit", name, token=f"first-{name}", workers=rng.choice((1, 2, 3)))
+    cluster.run(rng.uniform(2.0, 15.0))
+    cluster.kernel.preemption = plan.preemption
+    end = cluster.kernel.now + secs
+    next_fault = cluster.kernel.now + rng.expovariate(1 / plan.fault_secs)
+    next_command = cluster.kernel.now + rng.expovariate(1 / plan.command_secs)
+    while cluster.kernel.now < end:
+        at = min(next_fault, next_command, end)
+        cluster.run(max(0.0, at - cluster.kernel.now))
+        if at == next_fault:
+            next_fault += rng.expovariate(1 / plan.fault_secs)
+            faults.inject(rng.choice(plan.faults), _duration(rng))
+        elif at == next_command:
+            next_command += rng.expovariate(1 / plan.command_secs)
+            _command(cluster, plan)
+
+
+def _duration(rng: Random) -> float:
+    """Mostly short; sometimes longer than every timeout."""
+    return rng.choice((0.05, 0.3, 1.0, 3.0, 6.0, 15.0, 50.0)) * rng.uniform(0.5, 1.5)
+
+
+def _command(cluster: Cluster, plan: Plan) -> None:
+    rng = cluster.kernel.rng
+    if sum(each.ended is None for each in cluster.commands[-20:]) > 6:
+        return
+    verb, name = _choice(cluster, plan)
+    _begin(cluster, plan, verb, name)
+    if rng.random() < 0.4:
+        # A second one on the same name, while the first goes on.
+        cluster.run(rng.choice((0.0, 0.05, 0.3, 1.0)) * rng.random())
+        _begin(cluster, plan, verb if rng.random() < 0.3 else _verb(rng, plan), name)
+
+
+def _verb(rng: Random, plan: Plan) -> str:
+    return rng.choices(plan.verbs, [0.4 if verb == "kill" else 1.0 for verb in plan.verbs])[0]
+
+
+def _choice(cluster: Cluster, plan: Plan) -> tuple[str, str]:
+    """Mostly what can be done: a submission of a name that is free, anything else of one that is taken."""
+    rng = cluster.kernel.rng
+    verb = _verb(rng, plan)
+    alive = {base.name for base in cluster.rules.bases.values()}
+    likely = sorted(set(_NAMES) - alive if verb == "submit" else alive)
+    return verb, rng.choice(likely if likely and rng.random() < 0.9 else _NAMES)
+
+
+def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
+    rng = cluster.kernel.rng
+    options: dict[str, Any] = {}
+    if verb in ("submit", "update", "restart"):
+        options["token"] = f"t{len(cluster.commands)}"
+    if verb in ("submit", "update"):
+        options |= {"workers": rng.choice((1, 2, 3)), "archive": rng.randrange(4)}
+    if verb == "rebalance":
+        options |= {"workers": rng.choice((1, 2, 3, 4)), "reassign": rng.random() < 0.5}
+    if verb == "kill":
+        options["wait"] = rng.choice((0, 0, 2))
+    if rng.random() < plan.crashes:
+        options["crash_at"] = rng.randint(1, 40)
+    cluster.command(verb, name, **options)

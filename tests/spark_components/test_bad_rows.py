@@ -1,0 +1,260 @@
+"""Rows that break a SparkBolt's function are found and fail alone; chunks of Spark are divided by their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from storm_dagster.api import SparkBolt, TopologyBuilder, Tuple
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark_session import drop_worker_session
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.testing.waiting import eventually
+
+CALLS: list[tuple[int, str]] = []
+"""Rows and batch id of each call of a function of this module."""
+
+
+class Recorder:
+    """Keeps what a bolt does."""
+
+    def __init__(self) -> None:
+        self.emitted: list[list[Any]] = []
+        self.acked: list[Tuple] = []
+        self.failed: list[Tuple] = []
+        self.reasons: list[Any] = []
+        self.errors: list[BaseException] = []
+        self.metrics: dict[str, Any] = {}
+
+    def emit(self, tup: Any, *_: Any) -> None:
+        if "refused" in tup:
+            raise InvalidRequest("refused")
+        self.emitted.append(list(tup))
+
+    def ack_all(self, tups: Any) -> None:
+        self.acked += tups
+
+    def fail(self, tup: Tuple, reason: Any = None) -> None:
+        self.failed.append(tup)
+        self.reasons.append(reason)
+
+    def error(self, error: BaseException, tup: Any = None) -> None:
+        self.errors.append(error)
+
+    def metric(self, name: str, value: Any) -> None:
+        self.metrics[name] = value
+
+    def joint(self, tups: Any) -> Tuple:
+        return Tuple(0, "", "", 0, ())
+
+
+def parsed(frame: Any, *, context: Any) -> Any:
+    """Raises in Spark with a row whose text is no number."""
+    from pyspark.sql import functions as f
+
+    CALLS.append((frame.count(), context.batch_id))
+    return frame.select(f.col("text").cast("int").alias("n"))
+
+
+def broken(frame: Any) -> Any:
+    CALLS.append((frame.count(), ""))
+    raise RuntimeError("the database is down")
+
+
+def exits(frame: Any) -> Any:
+    raise SystemExit(3)
+
+
+def typed(frame: Any) -> Any:
+    return frame.selectExpr("price * 2 AS price", "day", "named_struct('day', day) AS both")
+
+
+def same(frame: Any) -> Any:
+    return frame
+
+
+@pytest.fixture
+def bolt_of(spark_remote: str) -> Iterator[Callable[..., Any]]:
+    # A busy machine must not reach the limit of the time for dividing.
+    conf = {"spark.remote": spark_remote, "topology.message.timeout.secs": 1200}
+    CALLS.clear()
+
+    def make(function: str, outputs: list[str], **args: Any) -> Any:
+        builder = TopologyBuilder("rows")
+        builder.set_spout("lines", "rows:Lines", outputs=["text"])
+        builder.set_bolt("parse", SparkBolt, inputs="lines", args={"function": "x:y"}, outputs=outputs)
+        bolt: Any = SparkBolt(**{"function": f"{__name__}:{function}", **args})
+        bolt._collector = Recorder()
+        bolt.context = TopologyContext(
+            topology_id="rows-1-1",
+            spec=builder.build(),
+            tasks={1: "lines", 2: "parse"},
+            task_id=2,
+            component="parse",
+            conf=conf,
+        )
+        bolt.initialize(conf, bolt.context)
+        return bolt
+
+    yield make
+    drop_worker_session(conf)
+
+
+def run(bolt: Any, texts: list[Any]) -> list[Tuple]:
+    tuples = [Tuple(n, "lines", "default", 1, [text]) for n, text in enumerate(texts)]
+    for tup in tuples:
+        bolt.process(tup)
+    return tuples
+
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("at", [(0,), (9,), (4, 5), (0, 1, 2)], ids=str)
+def test_only_the_rows_that_break_the_function_fail(bolt_of: Callable[..., Any], at: tuple[int, ...]) -> None:
+    bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=10)
+    tuples = run(bolt, [f"bad {n}" if n in at else str(n) for n in range(10)])
+    done = bolt._collector
+    assert done.failed == [tuples[n] for n in at]
+    assert sorted(done.acked, key=lambda tup: tup.values) == [tup for n, tup in enumerate(tuples) if n not in at]
+    assert sorted(done.emitted) == [[n] for n in range(10) if n not in at], "each row is emitted once"
+    assert [str(error).split(" alone")[0] for error in done.errors] == [
+        f"component 'parse', task 2: {__name__}:parsed fails with the row {{'text': 'bad {n}'}}" for n in at
+    ]
+    assert done.reasons == done.errors, "what a dead letter would name"
+    assert done.metrics["bad_rows"] == len(at)
+    assert done.metrics["batch_tuples"] == 10 - len(at)
+
+
+@pytest.mark.spark
+def test_a_bad_row_alone_is_named(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=1)
+    assert run(bolt, ["no number"]) == bolt._collector.failed
+    assert "fails with the row {'text': 'no number'} alone" in str(bolt._collector.errors[0])
+
+
+@pytest.mark.spark
+def test_a_function_that_fails_with_any_rows_is_not_called_for_each(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("broken", [], schema="text string", batch_tuples=64)
+    assert run(bolt, [str(n) for n in range(64)]) == bolt._collector.failed
+    assert [str(error) for error in bolt._collector.errors] == ["the database is down"]
+    assert [rows for rows, _ in CALLS] == [64, 32, 16, 8, 4, 2, 1, 1, 1]
+    assert bolt._collector.metrics["bad_rows"] == 0
+
+
+@pytest.mark.spark
+def test_a_batch_whose_function_exits_is_gathered_until_the_task_restarts(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("exits", [], schema="text string", batch_tuples=4)
+    bolt.process(Tuple(9, "lines", "default", 1, ["first"]))
+    with pytest.raises(SystemExit):
+        run(bolt, ["1", "2", "3"])
+    # What a runner fails when it closes the component.
+    assert [tup.values for tup in bolt._gathered()] == [["first"], ["1"], ["2"], ["3"]]
+
+
+@pytest.mark.spark
+def test_dividing_a_batch_ends_before_its_tuples_time_out(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=8)
+    bolt._most_secs = 0.0
+    assert run(bolt, ["bad"] + ["1"] * 7) == bolt._collector.failed
+    assert [rows for rows, _ in CALLS] == [8]
+
+
+@pytest.mark.spark
+def test_a_value_of_another_type_does_not_stop_the_batch(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("same", ["n"], schema="n int", batch_tuples=8)
+    tuples = run(bolt, [1, 2, 3, "four", 5, 6, 7, 8])
+    assert bolt._collector.failed == [tuples[3]]
+    assert "{'n': 'four'}" in str(bolt._collector.errors[0])
+    assert sorted(bolt._collector.emitted) == [[n] for n in (1, 2, 3, 5, 6, 7, 8)]
+
+
+@pytest.mark.spark
+def test_values_arrive_as_the_types_of_spark(bolt_of: Callable[..., Any]) -> None:
+    day = date(2026, 11, 22)
+    bolt = bolt_of("typed", ["price", "day", "both"], schema="price decimal(5,2), day date", batch_tuples=1)
+    bolt.process(Tuple(1, "lines", "default", 1, [Decimal("1.50"), day]))
+    assert bolt._collector.emitted == [[Decimal("3.00"), day, {"day": day}]]
+    assert type(bolt._collector.emitted[0][0]) is Decimal
+
+
+@pytest.mark.spark
+def test_rows_of_a_result_are_not_emitted_twice(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("same", ["text"], schema="text string", batch_tuples=4)
+    assert run(bolt, ["a", "b", "refused", "c"]) == bolt._collector.failed
+    assert bolt._collector.emitted == [["a"], ["b"]]
+
+
+@pytest.mark.spark
+def test_equal_rows_have_an_equal_batch_id(bolt_of: Callable[..., Any]) -> None:
+    ids = []
+    for texts in (["1", "2"], ["1", "2"], ["2", "1"]):
+        # Each bolt is new, as after a restart.
+        run(bolt_of("parsed", ["n"], schema="text string", batch_tuples=2), texts)
+        ids.append(CALLS[-1][1])
+    assert ids[0] == ids[1] != ids[2]
+    assert all(len(batch_id) == 32 for batch_id in ids)
+
+
+class Frame:
+    """The two calls that the shipped function makes on a DataFrame, over a table."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def select(self, *columns: str) -> Frame:
+        return self
+
+    def toArrow(self) -> pa.Table:
+        return self.table
+
+
+@pytest.fixture
+def endpoint() -> Iterator[BatchEndpoint]:
+    endpoint = BatchEndpoint("127.0.0.1")
+    yield endpoint
+    endpoint.close()
+
+
+def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    sizes: list[int] = []
+    add_rows = endpoint._add_rows
+    monkeypatch.setattr(endpoint, "_add_rows", lambda batch, raw: (sizes.append(len(raw)), add_rows(batch, raw)))
+    # One row is above the limit by itself, and goes alone.
+    table = pa.table({"text": [str(n) * (40_000 if n == 5 else 2_000) for n in range(9)]})
+    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000, chunk_bytes=8_000)
+    thread = threading.Thread(target=deliver, args=(Frame(table), 0), daemon=True)
+    thread.start()
+    rows: list[list[Any]] = []
+
+    def all_taken() -> bool:
+        row = endpoint.take()
+        if row is not None:
+            rows.append(row[1])
+            endpoint.ack(row[0])
+        return len(rows) == 9
+
+    eventually(all_taken, timeout=20, what="the rows")
+    eventually(lambda: not thread.is_alive(), timeout=20, what="the batch")
+    assert rows == [[text] for text in table["text"].to_pylist()]
+    assert [size > 9_000 for size in sizes].count(True) == 1
+    assert endpoint.batches_done == 1
+
+
+def test_a_row_that_no_worker_takes_is_an_error_with_the_remedy(
+    endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storm_dagster.api.spark_bridge._MOST_CHUNK_BYTES", 10_000)
+    table = pa.table({"text": ["b" * 20_000]})
+    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000, chunk_bytes=1_000)
+    with pytest.raises(ValueError, match=r"a row of micro-batch 7 has 20,\d+ bytes, a worker takes 10,000: filter it"):
+        deliver(Frame(table), 7)

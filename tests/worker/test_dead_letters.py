@@ -1,0 +1,410 @@
+"""Tuples that fail every time become dead letters, with the reason, and can be emitted again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storm_dagster.api import (
+    BatchingBolt,
+    Bolt,
+    Grouping,
+    ReliableSpout,
+    ShellBolt,
+    Spout,
+    StatefulBolt,
+    Stream,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
+from storm_dagster.core.acking import BoundedMap
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
+from storm_dagster.model.security import Security
+from storm_dagster.model.wire import LetterQuestion
+from storm_dagster.nimbus.requests.task_pages import dead_letters
+from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.worker.tasks.dead_letters import LetterFile
+from storm_rigs.storm_client import as_storm
+from storm_rigs.worker_rig import WorkerRig, free_port
+
+PROGRAM = """
+from pystorm import Bolt
+
+class Use(Bolt):
+    def process(self, tup):
+        if tup.values[0] == 3:
+            raise ValueError("three is too much")
+
+Use().run()
+"""
+
+
+class Bug:
+    """What is wrong with the bolts."""
+
+    on = True
+    seen: ClassVar[list[Any]] = []
+
+
+def use(tup: Tuple) -> None:
+    if Bug.on and tup.values[0] == 3:
+        raise ValueError("three is too much")
+    Bug.seen.append(tup.values)
+
+
+class Numbers(ReliableSpout):
+    """Each number once, with values of many types."""
+
+    outputs: ClassVar[Any] = ["n", "price", "at"]
+    max_fails = 2
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.waiting = list(range(6))[::-1]
+
+    def next_tuple(self) -> None:
+        if self.waiting:
+            n = self.waiting.pop()
+            self.emit([n, Decimal("1.50"), AT], tup_id=n)
+
+
+AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+
+
+class BlockingNumbers(Numbers):
+    blocking = True
+
+
+class Plain(Spout):
+    """Emits again whatever fails, for ever."""
+
+    outputs: ClassVar[Any] = ["n", "price", "at"]
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.waiting = list(range(6))[::-1]
+        self.settled: list[int] = []
+
+    def next_tuple(self) -> None:
+        if self.waiting:
+            n = self.waiting.pop()
+            self.emit([n, Decimal("1.50"), AT], tup_id=n)
+
+    def ack(self, tup_id: int) -> None:
+        self.settled.append(tup_id)
+
+    def fail(self, tup_id: int) -> None:
+        self.waiting.append(tup_id)
+
+
+class BlockingPlain(Plain):
+    blocking = True
+
+
+class InLoop(Bolt):
+    def process(self, tup: Tuple) -> None:
+        use(tup)
+
+
+class Blocking(InLoop):
+    blocking = True
+
+
+class Async(Bolt):
+    async def process(self, tup: Tuple) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        use(tup)
+
+
+class Says(Bolt):
+    """Fails by itself, and says why."""
+
+    auto_ack = False
+
+    def process(self, tup: Tuple) -> None:
+        try:
+            use(tup)
+        except ValueError as error:
+            self.fail(tup, reason=error)
+        else:
+            self.ack(tup)
+
+
+class BlockingSays(Says):
+    blocking = True
+
+
+class Stateful(StatefulBolt):
+    message_id = "n"
+
+    def process(self, tup: Tuple) -> None:
+        use(tup)
+        self.state[tup.values[0]] = 1
+
+
+class Batches(BatchingBolt):
+    def group_key(self, tup: Tuple) -> Any:
+        return tup.values[0]
+
+    def process_batch(self, key: Any, tups: Any) -> None:
+        for tup in tups:
+            use(tup)
+
+
+BOLTS = (InLoop, Blocking, Async, Says, BlockingSays, Stateful, Batches)
+
+
+def build(spout: type, bolt: Any, **conf: Any) -> TopologyBuilder:
+    builder = TopologyBuilder("letters")
+    builder.set_spout("numbers", spout, config=conf)
+    builder.set_bolt("use", bolt, inputs={"numbers": Grouping.SHUFFLE}, config={"topology.tick.tuple.freq.secs": 0.05})
+    return builder
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    Bug.on, Bug.seen = True, []
+
+
+def letters_of(harness: TopologyHarness) -> Any:
+    (runner,) = [one for one in harness.engine.runners.values() if one.component == "numbers"]
+    return runner.letters  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("bolt", BOLTS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("spout", [Numbers, BlockingNumbers, Plain, BlockingPlain], ids=lambda one: one.__name__)
+def test_a_poison_tuple_becomes_a_letter_and_the_rest_flows(spout: type, bolt: type, tmp_path: Path) -> None:
+    conf = {"topology.dead.letter.tries": 3} if issubclass(spout, Plain) else {}
+    with TopologyHarness(build(spout, bolt, **conf), state_dir=tmp_path) as harness:
+        result = run_until(harness, lambda found: len(found.dead_letters) == 1 and len(Bug.seen) == 5)
+        (letter,) = result.dead_letters
+        assert letter["values"] == [3, "1.50", "2026-11-22T12:00:00Z"] and letter["fields"] == ["n", "price", "at"]
+        assert (letter["spout"], letter["component"], letter["tries"], letter["tup_id"]) == ("numbers", "use", 3, 3)
+        assert letter["error"] == "ValueError: three is too much"
+        assert 0 < letter["first_ms"] <= letter["last_ms"]
+        assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 1
+        if issubclass(spout, Plain):
+            # It is settled: the spout does not keep it for ever.
+            run_until(harness, lambda _: sorted(harness.tasks("numbers")[0].settled) == [0, 1, 2, 3, 4, 5])
+
+        # While the bug is there, the letter comes back with one try more.
+        assert len(letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"]) == 1
+        result = run_until(harness, lambda found: found.dead_letters[0]["tries"] == 4)
+        assert "replayed_ms" not in result.dead_letters[0]
+
+        Bug.on = False
+        assert len(letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"]) == 1
+        assert letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"] == []
+        result = run_until(harness, lambda found: "replayed_ms" in found.dead_letters[0])
+        assert Bug.seen.count([3, Decimal("1.50"), AT]) == 1 and len(Bug.seen) == 6
+        assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 0
+        assert letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"] == []
+
+
+def run_until(harness: TopologyHarness, done: Callable[[Any], bool]) -> Any:
+    deadline = time.monotonic() + 30
+    while not done(result := harness.run()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if done(result):
+        return result
+    raise AssertionError((result.dead_letters, Bug.seen, harness.errors))
+
+
+class WithProgram(Topology):
+    numbers = Numbers.spec()
+    use = ShellBolt.spec(command=sys.executable, script="use.py", inputs=[numbers])
+
+
+def test_a_program_says_why(tmp_path: Path) -> None:
+    (tmp_path / "resources").mkdir()
+    (tmp_path / "resources" / "use.py").write_text(PROGRAM)
+    with TopologyHarness(WithProgram, archive=tmp_path, state_dir=tmp_path) as harness:
+        (letter,) = run_until(harness, lambda found: found.dead_letters).dead_letters
+    assert letter["component"] == "use" and "three is too much" in letter["error"]
+
+
+def test_what_times_out_is_a_letter_too(tmp_path: Path) -> None:
+    builder = build(Plain, Forgets, **{"topology.dead.letter.tries": 2})
+    conf = {"topology.message.timeout.secs": 5}
+    with TopologyHarness(builder, conf=conf, state_dir=tmp_path, simulated=True) as harness:
+        letters = harness.advance(15).dead_letters
+    assert len(letters) == 6 and {one["tries"] for one in letters} == {2}
+    assert {one["error"] for one in letters} == {"not complete within topology.message.timeout.secs"}
+
+
+class Forgets(Bolt):
+    auto_ack = False
+
+    def process(self, tup: Tuple) -> None:
+        pass
+
+
+class Given(ReliableSpout):
+    """Gives up with a reason and a place in its source, as a spout does whose record cannot be decoded."""
+
+    outputs: ClassVar[Any] = [Stream(["n"]), Stream(["letter"], name="dead")]
+    given = False
+
+    def next_tuple(self) -> None:
+        if not self.given:
+            self.given = True
+            self.give_up("r7", [b"\xff"], reason=ValueError("no text"), position={"topic": "t", "offset": 7})
+            self.give_up(["r8"], [object()], reason=None)
+
+
+def test_a_spout_gives_up_with_a_place_and_a_stream_gets_the_letters(tmp_path: Path) -> None:
+    builder = TopologyBuilder("letters")
+    numbers = builder.set_spout("numbers", Given, config={"topology.dead.letter.stream": "dead"})
+    builder.set_bolt("use", InLoop, inputs=numbers["dead"])
+    with TopologyHarness(builder, state_dir=tmp_path) as harness:
+        result = harness.run()
+        first, second = result.dead_letters
+        assert (first["error"], first["position"]) == ("ValueError: no text", {"topic": "t", "offset": 7})
+        assert (first["tries"], first["component"], first["tup_id"]) == (1, "numbers", "r7")
+        # What cannot travel cannot come back, and is kept as text.
+        assert second["raw"] is None and "object object" in str(second["values"])
+        emitted, _ = result.values("numbers", "dead")
+        assert emitted[0]["values"] == ["/w=="] and emitted[0]["number"] == first["number"]
+        assert len(letters_of(harness).answer(LetterQuestion(0, replay=True))["entries"]) == 1
+        harness.shared.spouts_run = False
+        with pytest.raises(Unavailable, match="not active"):
+            letters_of(harness).answer(LetterQuestion(0, replay=True))
+
+
+def test_letters_of_tasks_that_are_no_more_are_taken_over(tmp_path: Path) -> None:
+    for _ in "first", "second":
+        with TopologyHarness(build(Numbers, InLoop), state_dir=tmp_path) as harness:
+            run_until(harness, lambda found: found.dead_letters)
+            mine = letters_of(harness).file.path
+        mine.rename(mine.with_name("4.jsonl"))
+    (mine.with_name("4.jsonl")).rename(mine.with_name("4.old.jsonl"))
+    mine.with_name("4.jsonl").touch()
+    with TopologyHarness(build(Plain, InLoop, **{"topology.dead.letter.tries": 1}), state_dir=tmp_path) as harness:
+        letters = run_until(harness, lambda found: len(found.dead_letters) == 3).dead_letters
+        assert [one["tries"] for one in letters] == [3, 3, 1]
+        assert letters_of(harness)._runner.stats.metrics["dead_letters"] == 3
+        assert [path.name for path in mine.parent.iterdir()] == ["0.jsonl"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers())), st.integers(1, 6))
+def test_a_bounded_map_has_the_newest_entries(changes: list[tuple[int, int]], most: int) -> None:
+    found: BoundedMap[int, int] = BoundedMap(most)
+    model: dict[int, int] = {}
+    for key, value in changes:
+        if key not in model and len(model) == most:
+            del model[next(iter(model))]
+        found[key] = model[key] = value
+        assert found == model and list(found) == list(model)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 300)), max_size=60), st.booleans())
+def test_a_file_has_the_newest_letters_and_a_bound(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], torn: bool
+) -> None:
+    file = LetterFile(tmp_path_factory.mktemp("letters") / "0.jsonl", 2000)
+    lines: list[dict[str, Any]] = []
+    for n, (number, size) in enumerate(changes):
+        lines.append({"number": number, "values": ["x" * size], "n": n})
+        file.append(json.dumps(lines[-1]).encode())
+        if torn:
+            with file.path.open("ab") as raw:
+                raw.write(b'{"number": 5, "val')
+        assert sum(path.stat().st_size for path in (file.path, file.old) if path.exists()) <= 2000 + 40
+    found = file.read()
+    assert list(found) == sorted(found)
+    newest = {line["number"]: line for line in lines}
+    assert all(found[number] == newest[number] for number in found)
+    # At least the newer half of what fits is there.
+    assert {line["number"] for line in lines[-2:]} <= found.keys()
+
+
+CODE = """
+import os
+from pathlib import Path
+from storm_dagster.api import Bolt, ReliableSpout
+
+FOLDER = Path(os.environ["RIG_FOLDER"])
+
+
+class Numbers(ReliableSpout):
+    max_fails = 2
+
+    def initialize(self, conf, context):
+        self.n = 0
+
+    def next_tuple(self):
+        if self.n < 100:
+            self.emit([self.n, {1, 2}], tup_id=self.n)
+            self.n += 1
+
+
+class Use(Bolt):
+    def process(self, tup):
+        n, more = tup.values
+        if n % 10 == 3 and (FOLDER / "bug").exists():
+            raise ValueError(f"{n} is too much")
+        with (FOLDER / "used").open("a") as used:
+            used.write(f"{n} {type(more).__name__}\\n")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.zookeeper
+def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., WorkerRig]) -> None:
+    """Spout, bolt and acker in a worker each: the reason travels over two links."""
+    builder = TopologyBuilder("letters")
+    builder.set_spout("numbers", "rig_code:Numbers", outputs=["n", "more"])
+    builder.set_bolt("use", "rig_code:Use", inputs={"numbers": Grouping.SHUFFLE})
+    rig = rig_of(builder, CODE, {"use": "1", "numbers": "2"})
+    (rig.folder / "bug").touch()
+    slots = {(f"s{n}", free_port()): tasks for n, tasks in enumerate(("1", "2,9", "8"))}
+    rig.assign(slots)
+    for slot in slots:
+        rig.start(*slot)
+
+    def letters(**asked: Any) -> dict[str, Any]:
+        return dead_letters(rig.cluster.load_view().topologies[rig.topology_id], Security(), **asked)
+
+    eventually(rig.running, timeout=40, what="all workers run")
+    eventually(lambda: len(letters()["letters"]) == 10, timeout=40, what="ten letters")
+    page, found = letters(limit="4"), []
+    while True:
+        found += page["letters"]
+        if page["next"] is None:
+            break
+        page = letters(limit="4", after=page["next"])
+    assert sorted(one["tup_id"] for one in found) == list(range(3, 100, 10))
+    assert {(one["component"], one["failed_task"], one["tries"]) for one in found} == {("use", 1, 3)}
+    assert all(one["error"] == f"ValueError: {one['tup_id']} is too much" for one in found)
+    with pytest.raises(KeyNotFound, match="it has numbers"):
+        letters(component="use")
+    with pytest.raises(InvalidRequest):
+        letters(after="x")
+    # All of them were raised in one place: one record, with their number.
+    errors = as_storm(rig.cluster)
+    eventually(lambda: [one.count for one in errors.errors(rig.topology_id)] == [30], what="one record of 30 errors")
+
+    def metric() -> Any:
+        master = next(slot for slot in slots if slot[0] == "s1")
+        tasks = ask_worker("127.0.0.1", master[1], rig.live()[master].token, "stats")["tasks"]
+        return tasks["2"]["metrics"]["dead_letters"]
+
+    assert metric() == 10
+    (rig.folder / "bug").unlink()
+    assert len(letters(replay=True)["letters"]) == 10
+    eventually(lambda: all("replayed_ms" in one for one in letters()["letters"]), what="all letters are acked")
+    assert metric() == 0
+    used = (rig.folder / "used").read_text().split("\n")
+    assert sorted(used) == sorted(["", *(f"{n} set" for n in range(100))])
