@@ -1,7 +1,7 @@
 """Fixtures that several areas share: one real ZooKeeper server for the whole run, a fresh root for each test.
 
-``tests/plugins`` holds what concerns the run as a whole: the cluster and the Spark server that modules share, their order, the guard
-against processes that are left behind, and the signals that end them.
+``tests/plugins`` holds what concerns the run as a whole: the cluster and the Spark server that modules share, their
+order, the guard against processes that are left behind, the signals that end them, and the root logger.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
-pytest_plugins = ["shared_cluster", "shared_spark", "work_order", "leftover_processes", "interrupts"]
+pytest_plugins = ["shared_cluster", "shared_spark", "work_order", "leftover_processes", "interrupts", "root_logger"]
 
 # A JVM of a test lives for minutes: what its optimizing compiler would do costs more than it brings.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.host import needs
+from storm_dagster.model.spark_artifacts import add_python_archive
 from storm_dagster.model.spark_token import with_spark_token
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
         copy = Path(folder) / "topology.zip"
         shutil.copyfile(archive, copy)
         if target[0] == "remote":
-            session.addArtifacts(str(copy), pyfile=True)
+            add_python_archive(session, copy)
         else:
             # addPyFile copies at once into Spark's own folder.
             session.sparkContext.addPyFile(str(copy))

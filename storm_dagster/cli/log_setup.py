@@ -27,7 +27,11 @@ def _formatter(*, colors: bool) -> logging.Formatter:
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, pad_level=False),
+            # The default, where rich is installed, takes up to a second for a traceback and shows local variables,
+            # secrets among them.
+            structlog.dev.ConsoleRenderer(
+                colors=colors, pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
+            ),
         ],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -13,7 +14,8 @@ from collections.abc import Collection
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from storm_dagster.http.authentication import certificate_state
@@ -110,6 +112,19 @@ def _least_deserving(connections: Collection[Any]) -> Any:
     )
 
 
+def _until_disconnect(app: ASGIApp) -> ASGIApp:
+    """The application without the error of a peer that leaves in the middle of its request: nobody waits for an answer.
+
+    Its traceback in the log would cost more than the request, and any peer could ask for as many as it likes.
+    """
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientDisconnect):
+            await app(scope, receive, send)
+
+    return serve
+
+
 class HttpService:
     """Serves an application on an open socket in a thread of its own, over TLS with ``tls``.
 
@@ -127,7 +142,7 @@ class HttpService:
         own_user_only: bool = False,
     ) -> None:
         config = uvicorn.Config(
-            app,
+            _until_disconnect(app),
             http=_OwnUsersProtocol if own_user_only else _BoundedProtocol,
             ws="auto" if websockets else "none",
             log_config=None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.model.spark_artifacts import add_python_archive
 from storm_dagster.model.spark_token import derived_spark_token, with_spark_token
 from storm_dagster.spark.pinned import (
     ClusterSessionIds,
@@ -140,7 +141,7 @@ def _ship_package(session: SparkSession, remote: str) -> None:
     if host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
     with tempfile.TemporaryDirectory(prefix="storm-dagster-spark-") as folder:
-        session.addArtifacts(str(package_archive(Path(folder))), pyfile=True)
+        add_python_archive(session, package_archive(Path(folder)))
 
 
 class ClassicPlanner:

@@ -18,6 +18,7 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Corrupt, Unavailable
+from storm_dagster.model.spark_artifacts import add_python_archive
 from storm_dagster.operations.read.plan_file import plan_text
 from storm_dagster.spark.pinned import (
     ClusterSessionIds,
@@ -263,13 +264,15 @@ def test_the_package_can_be_shipped_to_a_server_that_lacks_it(
 ) -> None:
     archive = package_archive(tmp_path)
     assert archive == package_archive(tmp_path)
-    session = open_connect(spark_remote)
-    session.addArtifacts(str(archive), pyfile=True)
+    session, before = open_connect(spark_remote), list(sys.path)
+    add_python_archive(session, archive)
     # The same file again, as the next process would send it.
-    session.addArtifacts(str(archive), pyfile=True)
+    add_python_archive(session, archive)
     # As a run does it, for a server that is not on loopback: nothing stays in the temporary folder.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     _ship_package(session, "sc://elsewhere:15002")
     assert list((tmp_path / "tmp").iterdir()) == []
+    # The archive has a part of this package: a process that multiprocessing starts would import from it.
+    assert sys.path == before
     forget_session(session, release=True)

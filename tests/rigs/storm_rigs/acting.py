@@ -19,11 +19,13 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import storm_dagster
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.scheduling import plan_placement
@@ -39,6 +41,24 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 _PATIENCE_SECS = 60.0
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([__name__])
+_IMPORTED_FROM = (Path(__file__).parents[1], Path(storm_dagster.__file__).parents[1])
+
+
+def _start_server() -> None:
+    """Start the server that the processes are forked from, which imports this module first.
+
+    Up to Python 3.12 it looks for modules where a new interpreter does, and imports nothing when it does not find them.
+    Later each process would import everything by itself, from wherever the path of the tests leads by then.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, _IMPORTED_FROM), *filter(None, [before])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def submit(ctx: OperationsContext, *, name: str, token: str, handle: str, **options: Any) -> None:
@@ -88,6 +108,7 @@ class Actor:
     ) -> None:
         self.points: list[str] = []
         """Every point that was passed so far."""
+        _start_server()
         mine, theirs = _forking.Pipe()
         self._pipe: Connection = mine
         order = {

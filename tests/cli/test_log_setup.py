@@ -1,0 +1,32 @@
+"""Logs of daemons: what a traceback shows, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from storm_dagster.cli.log_setup import configure_daemon_logging
+
+def fail(password):
+    raise ValueError("refused")
+
+configure_daemon_logging(Path(sys.argv[1]), "nimbus", "n1")
+try:
+    fail("".join(["hun", "ter2"]))
+except ValueError:
+    logging.getLogger("storm_dagster").exception("a request failed")
+"""
+
+
+def test_a_traceback_names_lines_but_no_values_of_local_variables(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
+    (file,) = (tmp_path / "logs").iterdir()
+    for text in (file.read_text(encoding="utf-8"), ended.stderr):
+        assert "a request failed" in text
+        assert "ValueError: refused" in text
+        assert "in fail" in text
+        assert "hunter2" not in text
