@@ -16,7 +16,7 @@ from storm_dagster.cli.app import VERBS, cli
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model import records
-from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf import default_conf, keys_without_meaning
 from storm_dagster.model.conf_schema import CONF_KEYS
 
 
@@ -87,6 +87,12 @@ def configuration_page() -> list[str]:
     for prefix, keys in groups.items():
         lines += [f"## {prefix}", ""]
         lines += rows(["key", "default", "kind", "means"], (_key_row(key, defaults.get(key)) for key in keys))
+    reasons: dict[str, list[str]] = {}
+    for key, reason in keys_without_meaning().items():
+        reasons.setdefault(reason, []).append(f"`{key}`")
+    lines += ["## Keys of Storm and JStorm that mean nothing here", ""]
+    lines += ["They are accepted with a warning, so that a `storm.yaml` written for Storm loads.", ""]
+    lines += rows(["why", "keys"], ((cell(reason), ", ".join(keys)) for reason, keys in reasons.items()))
     return lines
 
 

@@ -22,6 +22,7 @@ from storm_dagster.model.masking import SECRET_KEYS, public_conf, yaml_problem
 from storm_dagster.model.security import read_private_file
 
 Conf = Mapping[str, Any]
+_JAVA_CLASSES = ("org.apache.storm.", "backtype.storm.", "com.alibaba.jstorm.")
 
 
 @functools.cache
@@ -37,11 +38,27 @@ def default_conf() -> dict[str, Any]:
     return dict(_defaults())
 
 
+@functools.cache
+def keys_without_meaning() -> dict[str, str]:
+    """Keys of Storm and JStorm that are accepted and ignored, each with the reason; ``a.b.*`` is a family."""
+    text = resources.files("storm_dagster.model").joinpath("storm_keys.yaml").read_text(encoding="utf-8")
+    return {key: group["reason"] for group in yaml.safe_load(text) for key in group["keys"]}
+
+
+def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:
+    # A topology's own conf may have keys below any prefix that is not ours: its code reads them.
+    if key in CONF_KEYS or (submitted and not key.startswith(OWNED_PREFIXES)):
+        return None
+    reasons, parts = keys_without_meaning(), key.split(".")
+    families = (".".join([*parts[:length], "*"]) for length in range(len(parts) - 1, 0, -1))
+    return next((reasons[name] for name in (key, *families) if name in reasons), None)
+
+
 def unknown_keys(conf: Conf) -> dict[str, str]:
     """Unknown keys below an owned prefix, each with a sentence naming the nearest known key."""
     found: dict[str, str] = {}
     for key in conf:
-        if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES):
+        if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES) or _reason_to_ignore(key, submitted=False):
             continue
         near = difflib.get_close_matches(key, CONF_KEYS, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else "remove it, or use a prefix of your own"
@@ -52,7 +69,7 @@ def unknown_keys(conf: Conf) -> dict[str, str]:
 def validate_conf(
     conf: Any, *, source: str, unknown: Literal["error", "warn"] = "error", submitted: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """The conf, checked, and warnings.
+    """The conf, checked, and warnings. Keys and Java classes that mean something only to Storm are left out.
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
     :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted`` conf (a topology's
@@ -69,16 +86,26 @@ def validate_conf(
     (problems if unknown == "error" else warnings).extend(strange.values())
     defaults = _defaults()
     checked: dict[str, Any] = {}
+    ignored: dict[str, list[str]] = {}
     for key, value in conf.items():
+        if isinstance(key, str) and (reason := _reason_to_ignore(key, submitted=submitted)):
+            ignored.setdefault(reason, []).append(key)
+            continue
         if key in CONF_KEYS and not (value is None and defaults[key] is None):
             if value is None and submitted:
                 continue
+            if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
+                ignored.setdefault(f"a Java class cannot be used, {defaults[key]!r} is", []).append(key)
+                continue
+            if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
+                value = int(value)
             wrong = check_value(key, value)
             if wrong:
                 problems.append(wrong)
         checked[key] = value
     if problems:
         raise failure(f"{source}: " + "; ".join(problems))
+    warnings += [f"{source}: {', '.join(keys)} ignored: {reason}" for reason, keys in ignored.items()]
     return checked, warnings
 
 

@@ -101,7 +101,6 @@ CONF_KEYS: dict[str, ConfKey] = {
     "storm.health.check.timeout.ms": ConfKey("int", "Longest run of one health check script, milliseconds", 1),
     "storm.log.level": ConfKey("str", "Log level of daemons", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
     "storm.blobstore.inputstream.buffer.size.bytes": ConfKey("int", "Chunk of a blob download, bytes", 1024),
-    "storm.blobstore.replication.factor": ConfKey("int", "Copies asked of a remote blob store", 1),
     "blobstore.dir": ConfKey("path", "Base folder or fsspec URL of blobs; null: below storm.local.dir"),
     # -- nimbus -----------------------------------------------------------------------------------------
     "nimbus.seeds": ConfKey("list[str]", "Nimbuses that clients try: 'host' or 'host:http port'"),
@@ -113,7 +112,9 @@ CONF_KEYS: dict[str, ConfKey] = {
     "nimbus.task.timeout.secs": ConfKey("int", "Silence after which a task is dead, seconds", 1),
     "nimbus.task.launch.secs": ConfKey("int", "Time that a placed task has to report first, seconds", 1),
     "nimbus.supervisor.timeout.secs": ConfKey("int", "Silence after which a supervisor gets no new work, seconds", 1),
-    "nimbus.monitor.freq.secs": ConfKey("int", "Pause of the leader's monitor loop, seconds", 1),
+    "nimbus.monitor.freq.secs": ConfKey(
+        "int", "Longest pause between two looks of the leader for dead tasks, seconds", 1
+    ),
     "nimbus.monitor.backstop.secs": ConfKey(
         "int", "Absence of an armed sensor after which the leader heals, seconds", 1
     ),
@@ -220,10 +221,6 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.users": ConfKey("list[str]", "Users who may see and change the topology"),
     "topology.submitter.user": ConfKey("str", "User who submitted the topology; set by nimbus for its limited users"),
     "topology.groups": ConfKey("list[str]", "Groups of such users"),
-    "topology.state.shared": ConfKey(
-        "bool",
-        "Not needed any more: workers see by themselves whether topology.state.dir is shared",
-    ),
     "topology.state.local": ConfKey(
         "bool", "State may stay on its host, where it is lost or old for tasks that move to and fro"
     ),
@@ -303,7 +300,6 @@ CONF_KEYS: dict[str, ConfKey] = {
         "int", "Age of the container's newest beat at which nimbus ends, seconds", 1
     ),
     "container.heartbeat.frequence": ConfKey("int", "Pause between beats of nimbus and container, seconds", 1),
-    "cluster.name": ConfKey("str", "Name of the cluster, for people"),
     "spark.remote": ConfKey("str", "Spark Connect URL of the placement; null: embedded, or spark.master"),
     "spark.master": ConfKey("str", "Classic Spark master; null: Spark Connect"),
     "spark.connect.port": ConfKey("int", "Port of the embedded Spark Connect server; 0: any free one", 0, 65535),

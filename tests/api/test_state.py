@@ -296,10 +296,9 @@ class Pairs(WindowedBolt):
 @pytest.mark.parametrize("bolt", [Count, Blocking, Remembers, Pairs])
 def test_state_that_would_stay_behind_on_its_host_is_refused(bolt: type[Bolt], tmp_path: Path) -> None:
     with TopologyHarness(counting(1, bolt), {"words": [["a"]]}, state_dir=tmp_path, simulated=True) as harness:
-        # Said to be shared, and seen that it is not: the file of the other host is not here.
+        # The file of the other host is not here.
         storage = harness.shared.storage
         storage.hosts, storage.home = frozenset({"alpha", "beta"}), StateHome(marker="m1")
-        harness.engine.conf = {**harness.engine.conf, "topology.state.shared": True}
         with contextlib.suppress(TimeoutError):
             assert harness.run(timeout=0.5).failed["words"] == [0]
         text = str(harness.errors[0][1])

@@ -21,6 +21,11 @@ RETIRED: dict[tuple[str, str, str], str] = {
     ("dagster", "of a declared topology", "sensor watch_wc"): f"declared_topologies_sensor; {_SHARED}",
     ("dagster", "of a declared topology", "job rebalance_wc"): f"rebalance_declared; {_SHARED}",
     ("dagster", "of a declared topology", "op rebalance_wc_op"): f"rebalance_declared_op; {_SHARED}",
+    **{
+        ("conf", subject, key): "nothing read it: accepted with a warning (model/storm_keys.yaml)"
+        for subject in ("keys", "defaults")
+        for key in ("cluster.name", "storm.blobstore.replication.factor", "topology.state.shared")
+    },
 }
 """(kind, subject, name) of what is no longer there -> what took its place, and the reason."""
 

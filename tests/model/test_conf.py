@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+import storm_dagster
 from storm_dagster.model.conf import (
     default_conf,
+    keys_without_meaning,
     load_cluster_conf,
     parse_assignments,
     unknown_keys,
@@ -89,3 +93,92 @@ def test_damaged_yaml_is_refused_with_its_path(tmp_path: Path) -> None:
 def test_nimbus_host_is_one_seed_with_a_warning() -> None:
     conf = load_cluster_conf(None, {"nimbus.host": "n1"})
     assert conf["nimbus.seeds"] == ["n1"] and "deprecated" in conf.warnings[0]
+
+
+STORM_YAML = """
+storm.zookeeper.servers: [zk1, zk2]
+storm.zookeeper.port: 2181
+storm.local.dir: /var/storm
+nimbus.seeds: [n1]
+nimbus.childopts: -Xmx1024m
+supervisor.childopts: -Xmx256m
+worker.childopts: -Xmx%HEAP-MEM%m
+worker.heap.memory.mb: 768
+worker.gc.childopts: ""
+ui.port: 8080
+ui.host: 0.0.0.0
+logviewer.port: 8000
+drpc.servers: [d1]
+drpc.port: 3772
+pacemaker.servers: [p1]
+java.library.path: /usr/local/lib
+supervisor.slots.ports: [6700, 6701]
+supervisor.memory.capacity.mb: 4096.0
+supervisor.cpu.capacity: 400.0
+storm.messaging.transport: org.apache.storm.messaging.netty.Context
+storm.messaging.netty.max_retries: 300
+storm.thrift.transport: org.apache.storm.security.auth.SimpleTransportPlugin
+storm.cluster.state.store: org.apache.storm.cluster.ZKStateStorageFactory
+nimbus.blobstore.class: org.apache.storm.blobstore.LocalFsBlobStore
+topology.scheduler.strategy: org.apache.storm.scheduler.resource.strategies.scheduling.DefaultResourceAwareStrategy
+multitenant.scheduler.user.pools: {evans: 10}
+blacklist.scheduler.tolerance.time.secs: 300
+resource.aware.scheduler.priority.strategy: org.apache.storm.scheduler.resource.strategies.priority.Default
+topology.kryo.register: []
+topology.component.cpu.pcore.percent: 10.0
+zmq.threads: 1
+"""
+
+
+def test_a_conf_written_for_storm_loads_and_says_what_means_nothing(tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").write_text(STORM_YAML)
+    conf = load_cluster_conf(tmp_path)
+    assert conf["storm.zookeeper.servers"] == ["zk1", "zk2"] and conf["supervisor.slots.ports"] == [6700, 6701]
+    assert (conf["supervisor.memory.capacity.mb"], conf["supervisor.cpu.capacity"]) == (4096, 400)
+    for key in ("storm.cluster.state.store", "nimbus.blobstore.class", "topology.scheduler.strategy"):
+        assert conf[key] == default_conf()[key]
+    told = "\n".join(conf.warnings)
+    for key in yaml.safe_load(STORM_YAML):
+        assert (key in conf.values) == (key in CONF_KEYS)
+        assert (key in told) == (key not in CONF_KEYS or "org.apache" in str(yaml.safe_load(STORM_YAML)[key])), key
+    # One sentence for each reason, not for each key.
+    assert len(conf.warnings) == len(set(conf.warnings)) < 15
+
+
+def test_keys_below_prefixes_of_users_reach_the_code_of_a_topology() -> None:
+    mine = {"ui.color": "red", "drpc.servers": ["mine"]}
+    assert validate_conf(mine, source="topology", submitted=True) == (mine, [])
+
+
+def test_a_family_of_storm_hides_no_key_that_means_something_and_no_other_typo() -> None:
+    assert not [key for key in keys_without_meaning() if key in CONF_KEYS]
+    for key in CONF_KEYS:
+        assert validate_conf({key: default_conf()[key]}, source="f") == ({key: default_conf()[key]}, [])
+    for typo in ("topology.wrokers", "nimbus.http.prot", "storm.zookeeper.server", "worker.memory.sizes"):
+        assert typo in unknown_keys({typo: 1})
+
+
+# Keys that are put together where they are read: pattern of what is read there -> the module.
+PUT_TOGETHER = {
+    "nimbus.executors.perTopology": (r'"executors".*nimbus\.\{what\}\.perTopology', "core/submission/validation.py"),
+    "nimbus.slots.perTopology": (r'"slots".*nimbus\.\{what\}\.perTopology', "core/submission/validation.py"),
+    "storm.tls.ca": (r'storm\.tls\.\{part\}"\) for part in \([^)]*"ca"', "model/security.py"),
+    "topology.bolts.late.tuple.stream": (r"_PREFIX\}late\.tuple\.stream", "api/windows.py"),
+}
+WITHOUT_READER = {"storm.zookeeper.auth.scheme": "it has one value, which a conf for Storm may state"}
+
+
+def test_every_key_has_a_reader() -> None:
+    package = Path(storm_dagster.__file__).parent
+    sources = {
+        str(path.relative_to(package)): path.read_text(encoding="utf-8")
+        for path in package.rglob("*.py")
+        if path.name != "conf_schema.py"
+    }
+    for key in CONF_KEYS.keys() - WITHOUT_READER.keys():
+        if key in PUT_TOGETHER:
+            pattern, module = PUT_TOGETHER[key]
+            assert re.search(pattern, sources[module], re.DOTALL), key
+            continue
+        names = {f'"{key}"', f'"{key.removeprefix("topology.bolts.")}"'}
+        assert any(name in text for text in sources.values() for name in names), f"nothing reads {key}: remove it"

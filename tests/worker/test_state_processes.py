@@ -256,7 +256,7 @@ def errors(rig: WorkerRig) -> str:
 
 @pytest.mark.long
 def test_hosts_that_share_no_storage_are_seen_and_those_that_do_run(make_rig: Callable[..., WorkerRig]) -> None:
-    rig = make_rig({"rig.pause": 0.0005, "topology.state.shared": True})
+    rig = make_rig({"rig.pause": 0.0005})
     one, two = on_two_hosts(rig)
     rig.assign({one: "1,5-7", two: "2"})
     rig.start(*one)

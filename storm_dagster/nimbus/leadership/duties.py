@@ -34,7 +34,6 @@ _TICK_SECS = 1.0
 _DUE_GRACE_SECS = 10.0
 """Seconds without a sensor after which the leader does due transitions itself."""
 _REPORT_SECS = 10.0
-_POLL_SECS = 5.0
 """Seconds between two polls while a sensor is armed."""
 
 
@@ -198,7 +197,7 @@ class LeaderHealing(_Rounds):
         self._alone = alone
         if not alone and now < self._next_poll:
             return
-        self._next_poll = now + min(_POLL_SECS, self._backstop_secs / 4)
+        self._next_poll = now + min(float(self._nimbus.conf["nimbus.monitor.freq.secs"]), self._backstop_secs / 4)
         view = ctx.cluster.load_view() if alone else self._nimbus.shown_view()
         patience = 0.0 if alone else self._backstop_secs
         settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=patience)
