@@ -70,7 +70,12 @@ def move_faults(name: str, moves: Mapping[str, Any], workers: Mapping[str, Colle
     now = {task: slot for slot, tasks in workers.items() for task in tasks}
     held = {slot: {task for task in tasks if task in now} for slot, tasks in before.items()}
     moved = sum(now[task] != slot for slot, tasks in held.items() for task in tasks)
-    had = sorted(map(len, held.values()), reverse=True)
+    left, had = Counter(slot.rpartition(":")[0] for slot in workers), list[int]()
+    for slot, tasks in sorted(held.items(), key=lambda item: -len(item[1])):
+        # Of a supervisor that has fewer workers now, the smallest had to go.
+        node = slot.rpartition(":")[0]
+        had += [len(tasks)] if left[node] > 0 else []
+        left[node] -= 1
     has = sorted((len(tasks) for tasks in workers.values()), reverse=True)
     may_stay = sum(min(pair) for pair in zip(had, has, strict=False))
     needed = sum(map(len, held.values())) - may_stay

@@ -7,11 +7,11 @@ tasks wait with the reason, what lives goes on, and the next attempt places them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from storm_dagster.core.scheduling.history import LOST, Slot
 from storm_dagster.core.scheduling.requested_workers import Grants
-from storm_dagster.core.scheduling.reuse import Saving, choose_reused
+from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.selectors import CHAIN, FilledWorker, WorkerSelector, fair_share
 from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.slot_requests import RequestedSlot
@@ -158,19 +158,32 @@ def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
     request = allocation.request
     sizes = [wanted.size for wanted in request.requested] + [0] * places
     share, remainder = fair_share(sizes, request.unassigned - int(alone))
-    usable = [worker for worker in request.reusable if allocation.may_use(worker.slot)]
-    savings = [Saving(worker, share) for worker in usable if worker.size]
-    home = next((worker for worker in usable if alone and worker.master), None)
-    saved, plain, fuller = choose_reused(savings, places, remainder)
+    homes = (worker for worker in request.reusable if alone and worker.master and allocation.may_use(worker.slot))
+    home, savings = next(homes, None), allocation.savings(share)
+    free = {node: len(allocation.ports.free[node]) for node in allocation.nodes}
+    # Components that must be apart decide more about supervisors than free ports do.
+    by_ports = not request.needs
+    balanced = balanced_savings(savings, _by_free_ports(free), places + int(alone)) if by_ports else savings
+    saved, plain, fuller = choose_reused(balanced, places, remainder)
+    stays = False
     if home is not None:
+        free[home.node] -= 1
         others = [saving for saving in savings if saving.worker is not home]
+        others = balanced_savings(others, _by_free_ports(free), places) if by_ports else others
         without, *others_kept = choose_reused(others, places, remainder)
-        if without >= saved:
-            plain, fuller = others_kept
+        beside = [saving.worker for saving in others]
+        stays = all(worker in beside for worker in (*plain, *fuller))
+        if without + 1 > saved + stays:
+            (plain, fuller), stays = others_kept, True
     kept = sorted([*plain, *fuller], key=lambda worker: (-worker.size, worker.slot))
     for worker in kept:
         allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
-    return home.slot if home is not None and home not in kept else None
+    return home.slot if home is not None and stays else None
+
+
+def _by_free_ports(free: Mapping[str, int]) -> list[tuple[int, str]]:
+    """Free slots in the order in which new workers take them: of the supervisor with the most free ports."""
+    return [(-ports, node) for node, most in free.items() for ports in range(1, most + 1)]
 
 
 def _spread(

@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.requested_workers import Grants
-from storm_dagster.core.scheduling.reuse import Saving, choose_reused
+from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.slot_requests import ReusableSlot
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
@@ -123,23 +123,27 @@ def _keep_fitting(allocation: SlotAllocation, alive: list[ReusableSlot], shares:
 
 
 def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
-    usable = [worker for worker in allocation.request.reusable if worker.size and allocation.may_use(worker.slot)]
-    savings = [Saving(worker, shares[-1]) for worker in usable]
+    turns = [
+        ((turn, -len(slots)), node) for slots in _slots_of_hosts(allocation) for turn, (node, _) in enumerate(slots)
+    ]
+    savings = balanced_savings(allocation.savings(shares[-1]), turns, len(shares))
     _, plain, fuller = choose_reused(savings, len(shares), sum(share > shares[-1] for share in shares))
     for worker in sorted([*plain, *fuller], key=lambda worker: worker.worker):
         allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
 
 
 def _interleaved(allocation: SlotAllocation) -> list[Slot]:
-    """Free slots in turn from host to host, hosts with more free slots first, as in Storm.
+    """Free slots in turn from host to host, hosts with more free slots first, as in Storm."""
+    return _interleave(_slots_of_hosts(allocation))
 
-    Inside a host it is the turn of its supervisors likewise. Equal ones go by the lower supervisor id.
-    """
+
+def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:
+    """Free slots of each host, in turn from supervisor to supervisor. Equal ones go by the lower supervisor id."""
     ports = allocation.ports
     by_host: dict[str, list[list[Slot]]] = {}
     for node in allocation.nodes:
         by_host.setdefault(ports.host[node], []).append([(node, port) for port in ports.free[node]])
-    return _interleave([_interleave(groups) for groups in by_host.values()])
+    return [_interleave(groups) for groups in by_host.values()]
 
 
 def _interleave(groups: list[list[Slot]]) -> list[Slot]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.slot_requests import ReusableSlot
@@ -37,6 +37,23 @@ class Saving:
     def order(self, value: int) -> _Order:
         """Sort key: most saved first, then the fullest, then the lower slot."""
         return (-value, -self.worker.size, self.worker.node, self.worker.port)
+
+
+def balanced_savings(savings: Iterable[Saving], slots: Iterable[tuple[Any, str]], count: int) -> list[Saving]:
+    """Old slots among the ``count`` that an allocation from nothing would take.
+
+    ``slots`` are (rank, supervisor) of each slot that it might take, the old ones included; it takes those with the
+    lowest ranks. Of equal ones those come first where reusing saves most.
+    """
+    waiting: dict[str, list[Saving]] = {}
+    for saving in sorted(savings, key=lambda saving: saving.order(saving.base + saving.more), reverse=True):
+        waiting.setdefault(saving.worker.node, []).append(saving)
+    line = sorted(slots)[:count]
+    before = [node for rank, node in line if rank < line[-1][0]]
+    kept = [waiting[node].pop() for node in before if waiting.get(node)]
+    last = [waiting[node][-1] for rank, node in slots if line and rank == line[-1][0] and waiting.get(node)]
+    last.sort(key=lambda saving: saving.order(saving.base + saving.more))
+    return kept + last[: len(line) - len(before)]
 
 
 def choose_reused(

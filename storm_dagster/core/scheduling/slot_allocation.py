@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.free_ports import FreePorts
 from storm_dagster.core.scheduling.history import Slot
+from storm_dagster.core.scheduling.reuse import Saving
 from storm_dagster.core.scheduling.slot_requests import SlotRequest
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
 from storm_dagster.model.placement_reasons import Reason, Refusal, no_supervisor_refusal, short_of_slots_refusal
@@ -89,6 +90,11 @@ class SlotAllocation:
     def ports_of(self, node: str) -> list[int]:
         """Free ports of a supervisor, ascending; none when the topology may not use it."""
         return self.ports.free.get(node, []) if self.within is None or node in self.within else []
+
+    def savings(self, share: int) -> list[Saving]:
+        """Old slots that may be used again, with what that saves; ``share`` as in :class:`Saving`."""
+        usable = (worker for worker in self.request.reusable if worker.size and self.may_use(worker.slot))
+        return [Saving(worker, share) for worker in usable]
 
     def take(self, slot: Slot, why: Reason, role: str = "empty", ref: int | None = None, text: str = "") -> None:
         """Take a free slot."""

@@ -67,23 +67,16 @@ class _Gain:
 
     topology_id: str
     moved: int
-    reassign: bool
-    """All tasks are placed again: the fewest moves would not spread the workers over the supervisors."""
     skipped: str | None
     """Reason why it is not worth a run; ``None`` when it is."""
     text: str
 
 
 def _gain(ops: OperationsContext, view: ClusterView, name: str) -> _Gain:
-    """The fewest moves when they are worth it, else a full reassignment, else the reason why neither is."""
-    tried = [_plan(ops, view, name, reassign) for reassign in (False, True)]
-    return next((gain for gain in tried if gain.skipped is None), min(tried, key=lambda gain: not gain.text))
-
-
-def _plan(ops: OperationsContext, view: ClusterView, name: str, reassign: bool) -> _Gain:
-    report = rebalance(ops, name, reassign=reassign, dry_run=True, view=view)
+    """The fewest moves that restore balance, or the reason why they are not worth it."""
+    report = rebalance(ops, name, dry_run=True, view=view)
     if not report.moved or report.assignment is None or report.placement is None:
-        return _Gain(report.topology_id, 0, reassign, "it is balanced, no plan would change it", "")
+        return _Gain(report.topology_id, 0, "it is balanced, no plan would change it", "")
     threshold = float(load_runnable(ops, view.topologies[report.topology_id]).conf["topology.rebalance.threshold"])
     supervisors = sum(1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist)
     now, then = (
@@ -96,7 +89,7 @@ def _plan(ops: OperationsContext, view: ClusterView, name: str, reassign: bool) 
     text = f"{report.moved} tasks would move, imbalance {now:.2f} would become {then:.2f}"
     worth = now - then > threshold
     skipped = None if worth else f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
-    return _Gain(report.topology_id, report.moved, reassign, skipped, text)
+    return _Gain(report.topology_id, report.moved, skipped, text)
 
 
 def ask_for_rebalance(context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource) -> None:
@@ -154,13 +147,9 @@ def _request(gain: _Gain, name: str, version: int, names: DagsterNames, in_clust
     tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(gain.moved)}
     run_key = f"{gain.topology_id}:{version}"
     if not in_cluster_location:
-        config = {"name": name, "reassign": gain.reassign}
-        run_config = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": config}}}
+        run_config = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}}
         return dg.RunRequest(run_key=run_key, run_config=run_config, tags=tags)
-    everything = {"ops": {names.stage_op("assignment"): {"config": {"reassign": True}}}}
-    return dg.RunRequest(
-        run_key=run_key, partition_key=name, run_config=everything if gain.reassign else None, tags=tags
-    )
+    return dg.RunRequest(run_key=run_key, partition_key=name, tags=tags)
 
 
 def _evaluate(
