@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import httpx
-import psutil
 import pytest
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.ensemble import free_ports
 from storm_rigs.newcomer import PACKAGE, NewcomerProject, inventory
+from storm_rigs.stock_dagster import StockDagster
 
 pytestmark = [
     pytest.mark.cluster,
@@ -33,120 +29,12 @@ pytestmark = [
 ]
 
 LOCATION = f"{PACKAGE}.definitions"
-SELECTOR = {"repositoryLocationName": LOCATION, "repositoryName": "__repository__"}
 REPORT = dg.AssetKey("clicks_report")
 TOPOLOGY = dg.AssetKey(["topologies", "clicks"])
-SHOWN = """query($selector: RepositorySelector!) { repositoryOrError(repositorySelector: $selector) {
-  __typename ... on Repository {
-    jobs { name } schedules { name cronSchedule scheduleState { status } } sensors { name sensorState { status } }
-    allTopLevelResourceDetails { name resourceType } assetNodes { assetKey { path } } } } }"""
-TICKS = """query($selector: ScheduleSelector!) { scheduleOrError(scheduleSelector: $selector) {
-  __typename ... on Schedule { scheduleState { ticks(limit: 500) { timestamp status runIds skipReason } } } } }"""
-LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
-  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
-RELOAD = """mutation($name: String!) { reloadRepositoryLocation(repositoryLocationName: $name) {
-  __typename ... on WorkspaceLocationEntry { locationOrLoadError { __typename ... on PythonError { message } } } } }"""
 
 
-class StockDagster:
-    """`dagster dev` on the project, with an empty ``DAGSTER_HOME``: no setting of any kind."""
-
-    def __init__(self, project: NewcomerProject, home: Path) -> None:
-        self.project, self.home = project, home
-        home.mkdir()
-        self.port = free_ports(1)[0]
-        self.instance = dg.DagsterInstance.from_config(str(home))
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> StockDagster:
-        command = [str(Path(sys.executable).with_name("dagster")), "dev", "-m", LOCATION]
-        env = {**os.environ, "DAGSTER_HOME": str(self.home), "DAGSTER_DISABLE_TELEMETRY": "yes"}
-        env.pop("STORM_DAGSTER_HOME", None)
-        with (self.home.parent / "dagster-dev.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "-h", "127.0.0.1", "-p", str(self.port)],
-                cwd=self.project.root, env=env, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-        try:
-            # A webserver and its code location on a machine that runs other things too.
-            eventually(self.shown, 240, "the stock Dagster", interval=1, ignore=(httpx.HTTPError, AssertionError))
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        process, self._process = self._process, None
-        assert process is not None
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        os.kill(process.pid, signal.SIGTERM)
-        for each in psutil.wait_procs(family, 40)[1]:
-            each.kill()
-        process.wait(10)
-        self.instance.dispose()
-
-    def ask(self, query: str, **variables: Any) -> Any:
-        document = {"query": query, "variables": variables}
-        url = f"http://127.0.0.1:{self.port}/graphql"
-        answer = httpx.post(url, json=document, timeout=120, trust_env=False).json()
-        (result,) = answer["data"].values()
-        return result
-
-    def shown(self) -> dict[str, Any]:
-        """Definitions of the code location in the webserver, by kind."""
-        found = self.ask(SHOWN, selector=SELECTOR)
-        assert found["__typename"] == "Repository", found
-        return {
-            "jobs": {job["name"]: True for job in found["jobs"]},
-            "schedules": {
-                each["name"]: (each["cronSchedule"], each["scheduleState"]["status"]) for each in found["schedules"]
-            },
-            "sensors": {each["name"]: each["sensorState"]["status"] for each in found["sensors"]},
-            "resources": {each["name"]: each["resourceType"] for each in found["allTopLevelResourceDetails"]},
-            "assets": {"/".join(node["assetKey"]["path"]): True for node in found["assetNodes"]},
-        }
-
-    def reload(self) -> None:
-        """The button `Reload definitions`."""
-        result = self.ask(RELOAD, name=LOCATION)
-        assert result["locationOrLoadError"]["__typename"] == "RepositoryLocation", result
-
-    def ticks(self, schedule: str) -> list[dict[str, Any]]:
-        selector = {**SELECTOR, "scheduleName": schedule}
-        return self.ask(TICKS, selector=selector)["scheduleState"]["ticks"]
-
-    def run(self, job: str, **tags: str) -> Counter[str]:
-        """Launch it and wait for its success: what it left in the event log."""
-        result = self.ask(
-            LAUNCH,
-            params={
-                "selector": {**SELECTOR, "jobName": job},
-                "executionMetadata": {"tags": [{"key": k, "value": v} for k, v in tags.items()]},
-            },
-        )
-        assert result["__typename"] == "LaunchRunSuccess", result
-        run_id = result["run"]["runId"]
-
-        def ended() -> dg.DagsterRun | None:
-            run = self.instance.get_run_by_id(run_id)
-            return run if run is not None and run.is_finished else None
-
-        run = eventually(ended, 420, f"the end of {job}", interval=0.5)
-        assert run is not None and run.is_success, [entry.user_message for entry in self.instance.all_logs(run_id)][
-            -10:
-        ]
-        return self.events(run_id)
-
-    def events(self, run_id: str) -> Counter[str]:
-        return Counter(
-            entry.dagster_event.event_type_value
-            for entry in self.instance.all_logs(run_id)
-            if entry.dagster_event is not None and entry.dagster_event.event_type_value != "ENGINE_EVENT"
-        )
-
-    def made(self, key: dg.AssetKey) -> int:
-        """Materializations of an asset."""
-        return len(self.instance.fetch_materializations(key, limit=1000).records)
+class NewcomersDagster(StockDagster):
+    """The stock Dagster of the project: no setting of any kind."""
 
     def day(self) -> dict[str, Any]:
         """History of the project: events of each run, and runs for each tick."""
@@ -204,7 +92,7 @@ def test_a_stock_project_with_storm_and_without(
         "schedule": {"deploy": "* * * * *"},
     }
     loaded_alone = inventory(project.load())
-    with StockDagster(project, tmp_path / "dagster") as stock:
+    with NewcomersDagster(project.root, LOCATION, tmp_path / "dagster") as stock:
         had, day = stock.shown(), stock.day()
         assert not (stock.home / "dagster.yaml").exists()
         assert day["runs of a tick"] == {("SUCCESS", 1)} and day["price reports"] == 1

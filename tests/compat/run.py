@@ -17,7 +17,13 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = ["tests/dagster", "tests/nimbus/test_dagster_client.py", "tests/nimbus/test_dagster_access.py"]
+TESTS = [
+    "tests/dagster",
+    "tests/nimbus/test_dagster_client.py",
+    "tests/nimbus/test_dagster_access.py",
+    "tests/nimbus/test_full_queue.py",
+    "tests/security/test_dagster_web.py",
+]
 WANTED = [
     "pytest",
     "pytest-timeout",

@@ -8,9 +8,11 @@ import re
 import runpy
 import socketserver
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import httpx
@@ -19,6 +21,7 @@ import pytest
 from storm_dagster import Alert, build_alert_sensor, build_storm_defs
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
 from storm_dagster.defs.observe.alerts import alerts_to_send
+from storm_rigs.dagster_results import tick_sensor
 
 pytestmark = pytest.mark.dagster
 PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
@@ -45,7 +48,7 @@ def their_check() -> dg.AssetCheckResult:
 class Desk:
     """An instance, an alert sensor, and the alerts that it sent."""
 
-    def __init__(self, instance: dg.DagsterInstance, **options) -> None:
+    def __init__(self, instance: dg.DagsterInstance, **options: Any) -> None:
         self.instance = instance
         self.sent: list[Alert] = []
         self.deaf = False
@@ -65,13 +68,13 @@ class Desk:
 
     def tick(self) -> list[str]:
         self.sent = []
-        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor, definitions=self.defs) as context:
-            result = self.sensor(context)
-        self.cursor = result.cursor
+        self.cursor = tick_sensor(self.sensor, self.instance, self.cursor, self.defs).cursor
         assert len(self.cursor) < 2_000
         return [alert.title for alert in self.sent]
 
-    def evaluate(self, passed: bool, *, warn: bool = False, key=ACTIVE_TOPOLOGY, name="invariants") -> None:
+    def evaluate(
+        self, passed: bool, *, warn: bool = False, key: dg.AssetKey = ACTIVE_TOPOLOGY, name: str = "invariants"
+    ) -> None:
         self.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=key,
@@ -119,7 +122,7 @@ def test_a_failed_check_is_told_once_and_its_end_once(desk: Desk) -> None:
     assert desk.tick() == [f"ERROR: {CHECK}"]
 
 
-def test_checks_of_others_and_warnings_are_told_to_nobody_who_did_not_ask(instance) -> None:
+def test_checks_of_others_and_warnings_are_told_to_nobody_who_did_not_ask(instance: dg.DagsterInstance) -> None:
     desk, curious = Desk(instance), Desk(instance, warnings=True, selection=dg.AssetSelection.all())
     desk.evaluate(False, warn=True)
     desk.evaluate(False, key=dg.AssetKey("theirs"), name="their_check")
@@ -173,7 +176,7 @@ def test_a_flood_of_problems_keeps_the_cursor_small(desk: Desk) -> None:
     assert desk.tick() == []
 
 
-def example(folder: Path, function: str):
+def example(folder: Path, function: str) -> Callable[[Alert], None]:
     """The function, from the block of the page that defines it."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
     (block,) = [block for block in blocks if f"def {function}(" in block]
@@ -182,19 +185,20 @@ def example(folder: Path, function: str):
 
 
 @contextmanager
-def served(server: socketserver.BaseServer):
+def served(server: socketserver.TCPServer) -> Iterator[int]:
+    """Serve in a thread; the port."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield server
+        yield server.socket.getsockname()[1]
     finally:
         server.shutdown()
         server.server_close()
         thread.join(timeout=10)
 
 
-def test_the_example_posts_to_slack(monkeypatch, tmp_path) -> None:
-    got: list[dict] = []
+def test_the_example_posts_to_slack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    got: list[dict[str, Any]] = []
 
     class Webhook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -202,10 +206,10 @@ def test_the_example_posts_to_slack(monkeypatch, tmp_path) -> None:
             self.send_response(200 if len(got) == 1 else 500)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, format: str, *args: object) -> None: ...
 
-    with served(ThreadingHTTPServer(("127.0.0.1", 0), Webhook)) as server:
-        monkeypatch.setenv("SLACK_WEBHOOK_URL", f"http://127.0.0.1:{server.server_address[1]}/hook")
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Webhook)) as port:
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", f"http://127.0.0.1:{port}/hook")
         to_slack = example(tmp_path, "to_slack")
         alert = Alert("k", "check", CHECK, "ERROR", "task 3 runs twice")
         to_slack(alert)
@@ -214,7 +218,7 @@ def test_the_example_posts_to_slack(monkeypatch, tmp_path) -> None:
             to_slack(alert)
 
 
-def test_the_example_sends_mail(monkeypatch, tmp_path) -> None:
+def test_the_example_sends_mail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mails: list[str] = []
 
     class Smtp(socketserver.StreamRequestHandler):
@@ -229,9 +233,9 @@ def test_the_example_sends_mail(monkeypatch, tmp_path) -> None:
                 if line.upper() == "QUIT":
                     return
 
-    with served(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp)) as server:
+    with served(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp)) as port:
         monkeypatch.setenv("SMTP_HOST", "127.0.0.1")
-        monkeypatch.setenv("SMTP_PORT", str(server.server_address[1]))
+        monkeypatch.setenv("SMTP_PORT", str(port))
         to_mail = example(tmp_path, "to_mail")
         to_mail(Alert("k", "run", "submit_topology of wc", "ERROR", "no slot is free"))
         to_mail(Alert("k", "run", "submit_topology of wc", "ERROR", "run 7", resolved=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -16,12 +17,14 @@ from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS
 from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment
+from storm_dagster.model.view import ClusterView
+from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
-def check(world: DagsterWorld, name):
+def check(world: DagsterWorld, name: str) -> dg.AssetCheckEvaluation:
     """The evaluation of one check, run alone as the UI runs it."""
     job = dg.define_asset_job(
         "one_check", selection=dg.AssetSelection.checks(*[c for c in checks(world) if c.name == name])
@@ -35,16 +38,20 @@ def check(world: DagsterWorld, name):
     return evaluation
 
 
-def checks(world: DagsterWorld):
+def checks(world: DagsterWorld) -> list[dg.AssetCheckKey]:
     return [key for definition in world.defs.asset_checks or [] for key in definition.check_keys]
 
 
-def broken(view, name, **changes):
-    topology = view.topology_named(name)
+def named(view: ClusterView, name: str) -> Any:
+    return view.topology_named(name)
+
+
+def broken(view: ClusterView, name: str, **changes: Any) -> ClusterView:
+    topology = named(view, name)
     return replace(view, topologies={**view.topologies, topology.id: replace(topology, **changes)})
 
 
-def findings(view):
+def findings(view: ClusterView) -> dict[str, list[str]]:
     return {name: found for name, found in view_findings(view).items() if found}
 
 
@@ -56,7 +63,7 @@ def test_every_check_passes_on_a_sound_cluster(world: DagsterWorld) -> None:
     for name in names - {SETTINGS_CHECK}:  # That one looks at Dagster, not at the cluster.
         evaluation = check(world, name)
         assert evaluation.passed, name
-        assert evaluation.metadata["topologies"].value == 1
+        assert shown(evaluation)["topologies"] == 1
 
 
 def test_a_rebalance_that_moved_too_much_is_found(world: DagsterWorld) -> None:
@@ -70,7 +77,7 @@ def test_a_rebalance_that_moved_too_much_is_found(world: DagsterWorld) -> None:
     evaluation = check(world, "fewest_moves")
     assert not evaluation.passed
     assert evaluation.severity is dg.AssetCheckSeverity.WARN
-    assert "moved" in evaluation.metadata["found"].value
+    assert "moved" in shown(evaluation)["found"]
 
 
 def test_a_missing_blob_is_found(world: DagsterWorld) -> None:
@@ -78,14 +85,14 @@ def test_a_missing_blob_is_found(world: DagsterWorld) -> None:
     world.blobs.delete(jar_key(world.topology("wc").id))
     evaluation = check(world, "blobs_present")
     assert not evaluation.passed
-    assert "stormjar.jar" in evaluation.metadata["found"].value
+    assert "stormjar.jar" in shown(evaluation)["found"]
 
 
 def test_a_task_in_two_slots_and_a_task_without_slot_are_found(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     view = world.cluster.load_view()
-    topology = view.topology_named("wc")
+    topology = named(view, "wc")
     first, second = topology.assignment.workers
     both = topology.assignment.model_copy(update={"workers": (first, second.model_copy(update={"tasks": first.tasks}))})
     found = findings(broken(view, "wc", assignment=Assignment.model_validate(both)))
@@ -100,7 +107,7 @@ def test_a_slot_of_two_topologies_is_found(world: DagsterWorld) -> None:
         world.submit(name, conf={"topology.workers": 1})
         world.run_workers(name)
     view = world.cluster.load_view()
-    a, b = view.topology_named("a"), view.topology_named("b")
+    a, b = named(view, "a"), named(view, "b")
     slot = a.assignment.workers[0]
     moved = b.assignment.workers[0].model_copy(update={"node": slot.node, "host": slot.host, "port": slot.port})
     found = findings(broken(view, "b", assignment=b.assignment.model_copy(update={"workers": (moved,)})))
@@ -117,7 +124,7 @@ def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world: Dags
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     view = world.cluster.load_view()
-    live = dict(view.topology_named("wc").live_workers)
+    live = dict(named(view, "wc").live_workers)
     (_, first), (two, second) = sorted(live.items())
     live[two] = second.model_copy(update={"tasks": first.tasks})
     assert set(findings(broken(view, "wc", live_workers=live))) == {"one_live_owner"}
@@ -128,7 +135,7 @@ def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world: Dags
 def test_a_lost_supervisor_is_found(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 1})
     view = world.cluster.load_view()
-    node = view.topology_named("wc").assignment.workers[0].node
+    node = named(view, "wc").assignment.workers[0].node
     lost = replace(view, supervisors={k: v for k, v in view.supervisors.items() if k != node})
     assert set(findings(lost)) == {"assigned_to_live_slots"}
 
@@ -142,7 +149,7 @@ def test_a_damaged_record_is_found(world: DagsterWorld) -> None:
 def test_a_killed_topology_is_not_held_to_its_blobs(world: DagsterWorld) -> None:
     world.submit("wc")
     view = world.cluster.load_view()
-    base = view.topology_named("wc").base.model_copy(update={"status": "KILLED"})
+    base = named(view, "wc").base.model_copy(update={"status": "KILLED"})
     (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
     assert rule.check(ClusterSnapshot(view, blobs={}))
     assert rule.check(ClusterSnapshot(broken(view, "wc", base=base), blobs={})) == []

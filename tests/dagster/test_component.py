@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -10,11 +11,12 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from storm_dagster import StormTopologyComponent
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError
+from storm_rigs.dagster_results import step_failure
 
 pytestmark = pytest.mark.dagster
 
 
-def load(attributes):
+def load(attributes: dict[str, Any]) -> tuple[dg.Component, dg.Definitions]:
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
             component_cls=StormTopologyComponent,
@@ -65,11 +67,10 @@ def test_mistakes_are_errors_at_load(attributes: dict[str, Any], kind: type[Stor
     assert word in str(error)
 
 
-def test_without_a_cluster_the_run_fails_with_the_typed_error(tmp_path) -> None:
+def test_without_a_cluster_the_run_fails_with_the_typed_error(tmp_path: Path) -> None:
     _, defs = load({"name": "wc", "target": "wc.py", "home": str(tmp_path)})
     # No nimbus listens anywhere near.
     (tmp_path / "storm.yaml").write_text("nimbus.seeds: ['127.0.0.1:9']\n", encoding="utf-8")
     with dg.DagsterInstance.ephemeral() as instance:
         result = defs.resolve_job_def("submit_wc").execute_in_process(instance=instance, raise_on_error=False)
-    (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
-    assert failed.event_specific_data.user_failure_data.metadata["error_type"].value == "Unavailable"
+    assert step_failure(result)[0] == "Unavailable"

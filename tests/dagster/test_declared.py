@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -63,7 +64,7 @@ class Project:
             encoding="utf-8",
         )
 
-    def declare(self, folder: str = "shop", code: str = CODE, **attributes) -> Path:
+    def declare(self, folder: str = "shop", code: str = CODE, **attributes: Any) -> Path:
         place = self.defs / folder
         place.mkdir(exist_ok=True)
         (place / "shop_code.py").write_text(code, encoding="utf-8")

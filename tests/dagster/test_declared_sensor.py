@@ -29,6 +29,7 @@ from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -233,8 +234,7 @@ def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one
         assert requested() == 0
     assert len(shop.instance.fetch_materializations(KEY, limit=10).records) == 1
     first = shop.instance.fetch_observations(KEY, limit=1).records[0].asset_observation
-    assert first is not None
-    assert shop.now - first.metadata["dagster/last_updated_timestamp"].value <= 600
+    assert shop.now - shown(first)["dagster/last_updated_timestamp"] <= 600
 
     shop.ends()
     shop.tick(70.0)

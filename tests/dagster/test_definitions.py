@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -73,7 +74,8 @@ def test_sensors_and_schedules_run_from_the_start(defs: dg.Definitions) -> None:
     }
     assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())
     assert all(s.default_status == dg.DefaultScheduleStatus.RUNNING for s in schedules.values())
-    assert schedules["rebalance_schedule"].cron_schedule == "*/10 * * * *"
+    rebalance = schedules["rebalance_schedule"]
+    assert isinstance(rebalance, dg.ScheduleDefinition) and rebalance.cron_schedule == "*/10 * * * *"
 
 
 def test_resources_are_the_six_of_the_contract(defs: dg.Definitions) -> None:
@@ -89,8 +91,9 @@ def test_resources_are_the_six_of_the_contract(defs: dg.Definitions) -> None:
 
 def test_the_submission_form_has_no_name_and_every_field_is_explained(defs: dg.Definitions) -> None:
     job = defs.resolve_job_def("submit_topology")
-    (schema,) = [node.config_schema for node in job.all_node_defs if node.name == "storm__topology_conf"]
-    fields = schema.config_type.fields
+    (node,) = [node for node in job.all_node_defs if node.name == "storm__topology_conf"]
+    assert isinstance(node, dg.OpDefinition)
+    fields: Any = getattr(node.config_schema.config_type, "fields", None)
     assert set(fields) == {"target", "conf", "inactive", "allow_degraded", "handle", "token"}
     assert all(field.description and not field.is_required for field in fields.values())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -25,6 +27,8 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.sensor_memory import load_memory
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.dagster_results import AssetEvent, shown
 
 pytestmark = pytest.mark.dagster
 
@@ -108,7 +112,7 @@ def without_a_worker(view: ClusterView) -> ClusterView:
     return replace(view, topologies={**view.topologies, name: replace(topology, live_workers=live)})
 
 
-def stored_bytes(events) -> int:
+def stored_bytes(events: Sequence[AssetEvent]) -> int:
     """Bytes that Dagster stores of them."""
     with dg.DagsterInstance.ephemeral() as instance:
         for event in events:
@@ -121,10 +125,10 @@ def stored_bytes(events) -> int:
         return found + sum(2 * len(str(event)) for event in checks)
 
 
-def a_day(views) -> list:
+def a_day(views: Iterable[ClusterView]) -> list[AssetEvent]:
     """The events of `supervisor_sensor`, which looks every 30 seconds."""
-    cursor: dict = {}
-    found: list = []
+    cursor: dict[str, Any] = {}
+    found: list[AssetEvent] = []
     for now, view in zip(range(0, DAY, 30), views, strict=False):
         cursor = json.loads(json.dumps(cursor))
         events, cursor = cluster_events(view, HTTP, cursor, float(now))
@@ -138,8 +142,8 @@ def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
     observations = [event for event in events if isinstance(event, dg.AssetObservation)]
     assert [event.asset_key for event in observations] == [SUPERVISORS, WORKERS, TOPOLOGIES]
     assert stored_bytes(events) < 100_000
-    links = observations[2].metadata
-    assert links["metrics"].value == f"{HTTP}/metrics" and links["statistics"].value == f"{HTTP}/v1/topologies"
+    links = shown(observations[2])
+    assert links["metrics"] == f"{HTTP}/metrics" and links["statistics"] == f"{HTTP}/v1/topologies"
 
 
 def test_a_day_with_a_crash_and_a_rebalance_every_hour_stays_below_a_megabyte() -> None:
@@ -167,13 +171,13 @@ def test_what_never_rests_is_observed_less_and_less() -> None:
 
 
 @pytest.mark.zookeeper
-def test_cursors_stay_small_in_the_largest_cluster(zk_cluster) -> None:
+def test_cursors_stay_small_in_the_largest_cluster(zk_cluster: StormClusterState) -> None:
     view = cluster(10_000, topologies=300, supervisors=1_000)
     _, cursor = cluster_events(view, HTTP, {}, 1.0)
     assert len(json.dumps(cursor)) < 2_000
     memory = HealingMemory()
     text: str | None = None
-    written = []
+    written: list[str] = []
     for beat in range(3):
         now = 100.0 + beat
         view = cluster(10_000, topologies=300, supervisors=1_000, beat=beat)

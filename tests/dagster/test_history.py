@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -36,16 +38,18 @@ STAGE = dg.AssetKey(["storm", "active_topology"])
 
 
 @pytest.fixture
-def sqlite(tmp_path):
+def sqlite(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
         yield made
 
 
-def ended(instance, job_name: str, partition: str | None = None, tags=None) -> str:
+def ended(
+    instance: dg.DagsterInstance, job_name: str, partition: str | None = None, tags: dict[str, str] | None = None
+) -> str:
     """A run that ended; with a partition, one that materialized a stage of that topology."""
 
     @dg.op(name=f"{job_name}_op")
-    def op(context) -> None:
+    def op(context: dg.OpExecutionContext) -> None:
         if partition is not None:
             context.log_event(dg.AssetMaterialization(STAGE, partition=partition))
 
@@ -62,7 +66,7 @@ def built() -> None:
     build_storm_defs(local_cluster=True)
 
 
-def left(instance) -> set[str]:
+def left(instance: dg.DagsterInstance) -> set[str]:
     return {run.run_id for run in instance.get_runs()}
 
 
@@ -70,7 +74,7 @@ def tomorrow() -> datetime:
     return datetime.now(tz=timezone.utc) + timedelta(days=1)
 
 
-def test_old_runs_of_ours_go_and_others_stay(sqlite, monkeypatch) -> None:
+def test_old_runs_of_ours_go_and_others_stay(sqlite: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_PAGE", 2)
     sqlite.add_dynamic_partitions("storm_topologies", ["wc"])
     theirs = ended(sqlite, "nightly")
@@ -96,7 +100,7 @@ def test_old_runs_of_ours_go_and_others_stay(sqlite, monkeypatch) -> None:
     assert prune_runs(sqlite, DagsterNames("prod"), tomorrow()) == 0
 
 
-def ticks(instance, name: str, location: str, days: list[int]):
+def ticks(instance: dg.DagsterInstance, name: str, location: str, days: list[int]) -> Callable[[], int]:
     target = LoadableTargetOrigin(executable_path="python", module_name="m")
     repository = RemoteRepositoryOrigin(InProcessCodeLocationOrigin(target, location_name=location), "__repository__")
     origin = RemoteInstigatorOrigin(repository, name)
@@ -118,7 +122,7 @@ def ticks(instance, name: str, location: str, days: list[int]):
     return lambda: len(instance.get_ticks(state.instigator_origin_id, state.selector_id))
 
 
-def test_old_ticks_of_ours_go_and_the_newest_and_others_stay(sqlite) -> None:
+def test_old_ticks_of_ours_go_and_the_newest_and_others_stay(sqlite: dg.DagsterInstance) -> None:
     ours = ticks(sqlite, "heartbeat_sensor", "storm", [9, 8, 2, 0])
     silent = ticks(sqlite, "leader_sensor", "storm", [9, 8])
     other = ticks(sqlite, "heartbeat_sensor", "other", [9, 8])
@@ -138,7 +142,7 @@ def declared() -> dg.Definitions:
             return defs
 
 
-def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlite) -> None:
+def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlite: dg.DagsterInstance) -> None:
     everything = dg.Definitions.merge(
         build_storm_defs(local_cluster=True),
         declared(),

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
+from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
-def op(job, **config):
+def op(job: str, **config: Any) -> dict[str, Any]:
     return {"ops": {f"{job}_op": {"config": config}}}
 
 
-def failure_type(result):
-    for event in result.all_events:
-        if event.event_type_value == "STEP_FAILURE":
-            return event.event_specific_data.user_failure_data.metadata["error_type"].value
-    raise AssertionError("no step failed")
+def failure_type(result: dg.ExecuteInProcessResult) -> str:
+    return step_failure(result)[0]
 
 
-def observed(world: DagsterWorld, name):
+def observed(world: DagsterWorld, name: str) -> list[Any]:
     records = world.instance.fetch_observations(keys.ACTIVE_TOPOLOGY, limit=20).records
     return [
-        record.asset_observation.metadata["verb"].value
+        shown(record.asset_observation)["verb"]
         for record in records
         if record.asset_observation and record.asset_observation.partition == name
     ]
@@ -43,7 +43,7 @@ def test_jobs_turn_a_topology_off_and_on(world: DagsterWorld) -> None:
 
 
 @pytest.mark.parametrize("wait_secs", [0, 1])
-def test_kill_waits_for_the_end_and_drops_the_partition_key(world: DagsterWorld, wait_secs) -> None:
+def test_kill_waits_for_the_end_and_drops_the_partition_key(world: DagsterWorld, wait_secs: int) -> None:
     world.submit("wc")
     result = world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=wait_secs))
     assert result.success
@@ -108,10 +108,9 @@ def test_rebalance_materializes_plan_and_assignment_of_the_partition(world: Dags
     assert len(topology.assignment.workers) == 3
     assert len(topology.tasks.components["count"].ids) == 4
     assert topology.base.status == "ACTIVE"
-    planned, published = (event.step_materialization_data.materialization.metadata for event in events)
-    assert planned["outcome"].value == "planned"
-    assert published["outcome"].value == "assigned"
-    assert published["workers"].value == 3
+    assert materialized(result, "assignment")["outcome"] == "planned"
+    published = materialized(result, "published_assignment")
+    assert (published["outcome"], published["workers"]) == ("assigned", 3)
 
 
 def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world: DagsterWorld) -> None:
@@ -123,7 +122,7 @@ def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world: Dag
     assert world.topology("wc").assignment == before
 
 
-def causes_of(world: DagsterWorld, node):
+def causes_of(world: DagsterWorld, node: str) -> list[Cause]:
     return [
         Cause(
             topology_id=topology.id,
@@ -136,6 +135,7 @@ def causes_of(world: DagsterWorld, node):
             tasks=worker.ids,
         )
         for topology in world.cluster.load_view().topologies.values()
+        if topology.assignment is not None and topology.assignment_at is not None
         for worker in topology.assignment.workers
         if worker.node == node
     ]

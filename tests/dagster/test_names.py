@@ -20,6 +20,7 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
+from storm_rigs.dagster_results import tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
@@ -221,8 +222,5 @@ def test_two_clusters_in_one_location_do_not_meet(world: DagsterWorld, prod_worl
     assert observed and not instance.fetch_observations(ACTIVE_TOPOLOGY, limit=5).records
 
     # Every sensor and check of the second cluster speaks of its own assets.
-    with dg.build_sensor_context(
-        instance=instance, definitions=merged, resources=dict(merged.resources or {})
-    ) as context:
-        result = merged.resolve_sensor_def("prod_supervisor_sensor")(context)
+    result = tick_sensor("prod_supervisor_sensor", instance, defs=merged)
     assert {event.asset_key.path[0] for event in result.asset_events} == {"prod"}

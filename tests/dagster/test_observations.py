@@ -15,19 +15,14 @@ from storm_dagster.defs.healing.memory import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.model import paths
+from storm_rigs.dagster_results import SensorTick, shown, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 
 
-def tick(world: DagsterWorld, cursor=None, name="supervisor_sensor"):
-    with dg.build_sensor_context(
-        instance=world.instance,
-        definitions=world.defs,
-        resources=dict(world.defs.resources or {}),
-        cursor=cursor,
-    ) as context:
-        return world.defs.resolve_sensor_def(name)(context)
+def tick(world: DagsterWorld, cursor: str | None = None) -> SensorTick:
+    return tick_sensor("supervisor_sensor", world.instance, cursor, world.defs)
 
 
 def later(cursor: str, secs: float = 61) -> str:
@@ -36,8 +31,8 @@ def later(cursor: str, secs: float = 61) -> str:
     return json.dumps(document)
 
 
-def drawn(event, name="tasks_on_slots") -> ET.Element:
-    (data,) = re.findall(r"base64,([A-Za-z0-9+/=]+)", event.metadata[name].value)
+def drawn(event: dg.AssetObservation) -> ET.Element:
+    (data,) = re.findall(r"base64,([A-Za-z0-9+/=]+)", shown(event)["tasks_on_slots"])
     return ET.fromstring(base64.b64decode(data))
 
 
@@ -46,25 +41,26 @@ def test_what_changes_is_observed_once_a_minute_at_most(world: DagsterWorld) -> 
     assert world.submit("wc", conf={"topology.workers": 2}).success
     world.run_workers("wc")
     first = tick(world)
-    events = {event.asset_key: event for event in first.asset_events if isinstance(event, dg.AssetObservation)}
+    events = {event.asset_key: event for event in first.observations}
     assert events.keys() == {SUPERVISORS, WORKERS, TOPOLOGIES}
-    assert events[WORKERS].metadata["running"].value == 2
-    assert events[TOPOLOGIES].metadata["live"].value == 1
-    assert events[TOPOLOGIES].metadata["statistics"].value.endswith("/v1/topologies")
+    assert shown(events[WORKERS])["running"] == 2
+    topologies = shown(events[TOPOLOGIES])
+    assert topologies["live"] == 1
+    assert topologies["statistics"].endswith("/v1/topologies")
     text = " ".join(drawn(events[SUPERVISORS]).itertext())
     assert "wc" in text and "host-s1" in text and "free" in text
     # A process that was replaced in place is no change of state.
     world.run_workers("wc", token="another")
-    assert isinstance(tick(world, later(first.cursor)), dg.SkipReason)
+    assert tick(world, later(first.cursor)).skipped
     # A worker that is gone is a change of the workers alone, and waits for its minute.
     topology = world.topology("wc")
     node, port = next(iter(topology.live_workers))
     world.cluster.state.delete_node(paths.worker(topology.id, node, port))
-    assert isinstance(tick(world, first.cursor), dg.SkipReason)
+    assert tick(world, first.cursor).skipped
     second = tick(world, later(first.cursor))
     assert [event.asset_key for event in second.asset_events] == [WORKERS]
-    assert second.asset_events[0].metadata["not_running"].value == 1
-    assert isinstance(tick(world, later(second.cursor)), dg.SkipReason)
+    assert shown(second.asset_events[0])["not_running"] == 1
+    assert tick(world, later(second.cursor)).skipped
 
 
 @pytest.mark.zookeeper

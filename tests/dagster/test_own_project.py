@@ -9,6 +9,7 @@ import storm_dagster
 from storm_dagster import StormAsset, StormTranslator, build_storm_defs
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, STAGES, SUPERVISORS
 from storm_dagster.model.errors import InvalidRequest
+from storm_rigs.dagster_results import tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
@@ -77,10 +78,7 @@ def test_runs_checks_and_sensors_report_under_the_translated_keys(world: Dagster
     assert world.submit("wc").success
     assert world.materializations(ACTIVE_TOPOLOGY.with_prefix("streams"))
     assert not world.materializations(ACTIVE_TOPOLOGY)
-    with dg.build_sensor_context(
-        instance=world.instance, definitions=world.defs, resources=dict(world.defs.resources or {})
-    ) as context:
-        result = world.defs.resolve_sensor_def("supervisor_sensor")(context)
+    result = tick_sensor("supervisor_sensor", world.instance, defs=world.defs)
     keys = {event.asset_key for event in result.asset_events}
     assert SUPERVISORS.with_prefix("streams") in keys
     assert {key.path[0] for key in keys} == {"streams"}

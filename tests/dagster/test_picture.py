@@ -41,7 +41,7 @@ def test_one_component_has_one_colour_and_two_have_two() -> None:
     colours: dict[str, set[str]] = {}
     for group in document.getElementsByTagName("g"):
         title = group.getElementsByTagName("title")[0].firstChild
-        assert title is not None
+        assert isinstance(title, xml.dom.minidom.Text)
         component = title.data.split(": ")[1]
         colours.setdefault(component, set()).add(group.getElementsByTagName("rect")[0].getAttribute("fill"))
     assert all(len(found) == 1 for found in colours.values())

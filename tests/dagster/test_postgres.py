@@ -17,6 +17,7 @@ from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld
 from storm_rigs.postgres import PostgresServer
 
@@ -67,8 +68,7 @@ def test_a_submission_and_a_kill_are_stored_in_postgres(world: DagsterWorld, ins
         assert event is not None and event.asset_materialization is not None
         assert event.asset_materialization.partition == "wc"
     placed = instance.get_latest_materialization_event(dg.AssetKey(["storm", "assignment"]))
-    assert placed is not None and placed.asset_materialization is not None
-    assert placed.asset_materialization.metadata["workers"].value == 2
+    assert placed is not None and shown(placed.asset_materialization)["workers"] == 2
 
     form = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
     assert world.run("kill_topology", config=form).success

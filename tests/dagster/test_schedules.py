@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import dagster as dg
 import pytest
 
@@ -9,19 +12,20 @@ from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.observe.inbox_cleanup import load_inbox_memory
 from storm_dagster.defs.observe.metrics_rollup import samples_of
+from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
 @pytest.fixture
-def instance():
+def instance() -> Iterator[dg.DagsterInstance]:
     """On disk: a schedule's context takes no other."""
     with dg.instance_for_test() as made:
         yield made
 
 
-def tick(world: DagsterWorld, name):
+def tick(world: DagsterWorld, name: str) -> Any:
     schedule = world.defs.resolve_schedule_def(name)
     with dg.build_schedule_context(
         instance=world.instance,
@@ -39,7 +43,7 @@ def test_a_balanced_cluster_is_not_rebalanced(world: DagsterWorld) -> None:
     assert "wc: it is balanced" in data.skip_message
 
 
-def crowded(world: DagsterWorld, **conf) -> None:
+def crowded(world: DagsterWorld, **conf: Any) -> None:
     """A topology whose four workers stand on one of two supervisors."""
     world.lose_supervisor("s2")
     world.submit("wc", conf={"topology.workers": 4, **conf})
@@ -98,7 +102,7 @@ def test_cleaning_removes_what_was_garbage_for_its_time(world: DagsterWorld) -> 
     assert not world.blobs.exists("upload.forgotten.archive")
     assert world.topology("wc") is not None
     newest = world.instance.fetch_observations(keys.INBOX, limit=1).records[0].asset_observation
-    assert newest.metadata["removed"].value == 3
+    assert shown(newest)["removed"] == 3
 
 
 def test_samples_have_one_row_for_each_component_that_reported() -> None:

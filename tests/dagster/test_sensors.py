@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -15,61 +16,57 @@ from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_results import SensorTick, run_config, shown, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
-def evaluate(world: DagsterWorld, sensor, cursor=None, defs=None):
-    defs = defs or world.defs
-    definition = defs.resolve_sensor_def(sensor)
-    # Each tick has resources of its own, as in a code server.
-    with dg.build_sensor_context(
-        instance=world.instance, cursor=cursor, definitions=defs, resources=dict(defs.resources or {})
-    ) as context:
-        result = definition(context)
-    return result
+def evaluate(
+    world: DagsterWorld, sensor: str, cursor: str | None = None, defs: dg.Definitions | None = None
+) -> SensorTick:
+    return tick_sensor(sensor, world.instance, cursor, defs or world.defs)
 
 
-def another_process():
+def another_process() -> None:
     """The code server was replaced: only what stands in ZooKeeper is known."""
     HealingCursor._recent.clear()
 
 
-def set_limits(world: DagsterWorld, **limits):
+def set_limits(world: DagsterWorld, **limits: object) -> None:
     path = world.home / "storm.yaml"
     conf = yaml.safe_load(path.read_text(encoding="utf-8"))
     conf.update(limits)
     path.write_text(yaml.safe_dump(conf), encoding="utf-8")
 
 
-def running(world: DagsterWorld, *names, workers=2):
+def running(world: DagsterWorld, *names: str, workers: int = 2) -> None:
     for name in names:
         assert world.submit(name, conf={"topology.workers": workers}).success
         world.run_workers(name)
 
 
-def lose_host(world: DagsterWorld, node):
+def lose_host(world: DagsterWorld, node: str) -> None:
     """The host is gone: its supervisor and its workers."""
     for topology in world.cluster.load_view().topologies.values():
-        for worker in topology.assignment.workers:
+        for worker in topology.assignment.workers if topology.assignment else ():
             if worker.node == node:
                 world.cluster.state.delete_node(paths.worker(topology.id, node, worker.port))
     world.lose_supervisor(node)
 
 
-def launch(world: DagsterWorld, request):
+def launch(world: DagsterWorld, request: dg.RunRequest) -> dg.ExecuteInProcessResult:
     """Run what a sensor asked for, under its run key, as Dagster's daemon does."""
-    return world.run(
-        request.job_name, config=request.run_config, tags={**request.tags, "dagster/run_key": request.run_key}
-    )
+    assert request.job_name is not None and request.run_key is not None
+    tags = {**request.tags, "dagster/run_key": request.run_key}
+    return world.run(request.job_name, config=dict(request.run_config), tags=tags)
 
 
 def test_a_healthy_cluster_asks_for_nothing(world: DagsterWorld) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor")
     assert not result.run_requests
-    assert result.skip_reason is not None
+    assert result.skip_message
     memory = world.stored_memory(result.cursor)
     assert memory["liveness"]["boot_id"]
     assert set(memory["workers"]) == {world.topology("wc").id}
@@ -96,31 +93,31 @@ def test_beats_alone_write_nothing(world: DagsterWorld) -> None:
 
 def test_a_silent_supervisor_is_found_over_ticks_of_no_length(world: DagsterWorld) -> None:
     set_limits(world, **{"nimbus.supervisor.timeout.secs": 1})
-    cursor = None
+    cursor: str | None = None
 
-    def silent():
+    def silent() -> bool:
         nonlocal cursor
         result = evaluate(world, "heartbeat_sensor", cursor)
         cursor = result.cursor
-        return "silent supervisors: s1, s2" in result.skip_reason.skip_message
+        return "silent supervisors: s1, s2" in result.skip_message
 
     eventually(silent, what="the silent supervisors", interval=0.2)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_lost_host_is_one_run_for_all_its_topologies(world: DagsterWorld, replaced) -> None:
+def test_a_lost_host_is_one_run_for_all_its_topologies(world: DagsterWorld, replaced: bool) -> None:
     running(world, "a", "b")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     lose_host(world, "s1")
     if replaced:
         another_process()
     (request,) = evaluate(world, "heartbeat_sensor", cursor).run_requests
-    causes = request.run_config["ops"]["reassign_topologies_op"]["config"]["causes"]
+    causes = run_config(request, "reassign_topologies_op")["causes"]
     assert {cause["name"] for cause in causes} == {"a", "b"}
     assert {cause["kind"] for cause in causes} == {"lost_host"}
     assert request.job_name == "reassign_topologies"
-    assert "lost_host@s1" in request.run_key
-    assert request.run_key.endswith(":1")
+    assert "lost_host@s1" in str(request.run_key)
+    assert str(request.run_key).endswith(":1")
     assert launch(world, request).success
     for name in ("a", "b"):
         assert {worker.node for worker in world.topology(name).assignment.workers} == {"s2"}
@@ -152,12 +149,13 @@ def test_the_attempt_rises_with_back_off_while_the_cause_persists(world: Dagster
         attempt[1] += 30  # However slow this machine is: within the back-off.
     assert not evaluate(world, "heartbeat_sensor", world.with_memory(first.cursor, memory)).run_requests
 
-    def second():
+    def second() -> list[dg.RunRequest]:
         return evaluate(world, "heartbeat_sensor", first.cursor).run_requests
 
     requests = eventually(second, what="the second attempt", interval=0.3)
-    assert requests[0].run_key.rpartition(":")[2] == "2"
-    assert requests[0].run_key.rpartition(":")[0] == first.run_requests[0].run_key.rpartition(":")[0]
+    cause, _, attempt = str(requests[0].run_key).rpartition(":")
+    assert attempt == "2"
+    assert cause == str(first.run_requests[0].run_key).rpartition(":")[0]
 
 
 def test_a_run_in_progress_is_not_doubled(world: DagsterWorld) -> None:
@@ -181,7 +179,7 @@ def test_a_run_in_progress_is_not_doubled(world: DagsterWorld) -> None:
 def test_a_cause_that_comes_back_never_reuses_a_run_key(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    seen = set()
+    seen: set[str | None] = set()
     for _ in range(3):
         lose_host(world, "s1")
         result = evaluate(world, "heartbeat_sensor", cursor)
@@ -214,11 +212,11 @@ def test_a_lost_memory_grants_one_full_timeout(world: DagsterWorld) -> None:
     lose_host(world, "s1")
     granted = evaluate(world, "heartbeat_sensor", result.cursor)
     assert not granted.run_requests
-    assert "judged after 30 s" in granted.skip_reason.skip_message
+    assert "judged after 30 s" in granted.skip_message
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "[]", '{"memory": 3}', '{"looked_at": "x"}'])
-def test_a_bad_cursor_restarts_cleanly(world: DagsterWorld, cursor) -> None:
+def test_a_bad_cursor_restarts_cleanly(world: DagsterWorld, cursor: str) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor", cursor)
     assert not result.run_requests
@@ -242,7 +240,7 @@ def test_a_restart_in_place_is_an_observation_and_no_run(world: DagsterWorld) ->
     (event,) = result.asset_events
     assert isinstance(event, dg.AssetObservation)
     assert (event.asset_key, event.partition) == (keys.ACTIVE_TOPOLOGY, "wc")
-    assert event.metadata["restarts"].value == 2
+    assert shown(event)["restarts"] == 2
     assert not evaluate(world, "heartbeat_sensor", result.cursor).asset_events
 
 
@@ -251,14 +249,14 @@ def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(world: 
         world.supervisor(f"s{number}")
     running(world, "wc", workers=4)
     healthy = evaluate(world, "heartbeat_sensor")
-    assert "4 workers of 1 topologies live on 4 supervisors" in healthy.skip_reason.skip_message
+    assert "4 workers of 1 topologies live on 4 supervisors" in healthy.skip_message
     for number in (1, 2, 3):
         lose_host(world, f"s{number}")
     alarmed = evaluate(world, "heartbeat_sensor", healthy.cursor)
     assert not alarmed.run_requests
-    assert "healing pauses: 3 of 4 workers on 3 supervisors vanished" in alarmed.skip_reason.skip_message
+    assert "healing pauses: 3 of 4 workers on 3 supervisors vanished" in alarmed.skip_message
     (event,) = alarmed.asset_events
-    assert event.asset_key == keys.SUPERVISORS and event.description.startswith("ALARM")
+    assert event.asset_key == keys.SUPERVISORS and str(event.description).startswith("ALARM")
     # It is said once, and its end as well.
     assert not evaluate(world, "heartbeat_sensor", alarmed.cursor).asset_events
     for number in (1, 2, 3):
@@ -274,7 +272,7 @@ def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world: Dagster
     defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=40.0)
     cursor = evaluate(world, "heartbeat_sensor").cursor
     assert not world.cluster.state.exists(paths.HEALER)
-    found = []
+    found: list[SensorTick] = []
     thread = threading.Thread(
         target=lambda: found.append(evaluate(world, "heartbeat_sensor", cursor, defs)), daemon=True
     )
@@ -287,7 +285,7 @@ def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world: Dagster
     eventually(lambda: not world.cluster.state.exists(paths.HEALER), what="the disarmed sensor")
 
 
-def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path) -> None:
+def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path: Path) -> None:
     (tmp_path / "storm.yaml").write_text(
         "storm.zookeeper.port: 9\nstorm.zookeeper.connection.timeout: 200\nnimbus.seeds: ['127.0.0.1:9']\n",
         encoding="utf-8",
@@ -298,10 +296,7 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path) -> None:
     defs = build_storm_defs(home=str(tmp_path), tick_secs=0.0, resources={"nimbus": nimbus})
     with dg.DagsterInstance.ephemeral() as instance:
         for name in ("heartbeat_sensor", "lifecycle_sensor", "supervisor_sensor", "leader_sensor"):
-            with dg.build_sensor_context(
-                instance=instance, definitions=defs, resources=dict(defs.resources or {})
-            ) as context:
-                assert isinstance(defs.resolve_sensor_def(name)(context), dg.SkipReason), name
+            assert tick_sensor(name, instance, defs=defs).skipped, name
         for name in ("rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule"):
             schedule = defs.resolve_schedule_def(name)
             with dg.build_schedule_context(instance=instance, resources=dict(defs.resources or {})) as context:
@@ -326,11 +321,11 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world: Dagst
         world.cluster.state.delete_node(paths.worker(world.topology("wc").id, *worker.slot))
     cursor = first.cursor
 
-    def removed():
+    def removed() -> list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest]:
         nonlocal cursor
         result = evaluate(world, "lifecycle_sensor", cursor)
         cursor = result.cursor
-        return result.dynamic_partitions_requests
+        return result.partition_requests
 
     (request,) = eventually(removed, what="the removal", interval=0.3)
     assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
@@ -355,9 +350,9 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterW
     submission.stage_assignment(ops, token="t")
     submission.publish_assignment(ops, token="t")
     assert world.topology("wc").base.status == "INACTIVE"
-    cursor = None
+    cursor: str | None = None
 
-    def active():
+    def active() -> bool:
         nonlocal cursor
         cursor = evaluate(world, "lifecycle_sensor", cursor).cursor
         return world.topology("wc").base.status == "ACTIVE"
@@ -368,41 +363,40 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterW
 def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world: DagsterWorld) -> None:
     running(world, "wc")
     world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
-    (request,) = evaluate(world, "lifecycle_sensor").dynamic_partitions_requests
+    (request,) = evaluate(world, "lifecycle_sensor").partition_requests
     assert isinstance(request, dg.AddDynamicPartitionsRequest)
     assert list(request.partition_keys) == ["wc"]
 
 
 def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> None:
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["soon"])
-    cursor = None
+    cursor: str | None = None
     for _ in range(3):
         result = evaluate(world, "lifecycle_sensor", cursor)
         cursor = result.cursor
-        assert not result.dynamic_partitions_requests
+        assert not result.partition_requests
 
 
 def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world: DagsterWorld) -> None:
     first = evaluate(world, "supervisor_sensor")
-    observations = [event for event in first.asset_events if isinstance(event, dg.AssetObservation)]
-    checks = [event for event in first.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
-    assert [event.asset_key for event in observations] == [keys.SUPERVISORS]
-    assert observations[0].metadata["live"].value == 2
-    assert observations[0].metadata["slots_free"].value == 8
-    assert checks
-    assert all(check.passed for check in checks)
-    assert isinstance(evaluate(world, "supervisor_sensor", first.cursor), dg.SkipReason)
+    assert [event.asset_key for event in first.observations] == [keys.SUPERVISORS]
+    live = shown(first.observations[0])
+    assert (live["live"], live["slots_free"]) == (2, 8)
+    assert first.checks
+    assert all(check.passed for check in first.checks)
+    assert evaluate(world, "supervisor_sensor", first.cursor).skipped
     world.supervisor("s3")
-    assert isinstance(evaluate(world, "supervisor_sensor", first.cursor), dg.SkipReason)  # too soon
+    assert evaluate(world, "supervisor_sensor", first.cursor).skipped  # too soon
     later = json.loads(first.cursor)
     later["at"] -= 61
     changed = evaluate(world, "supervisor_sensor", json.dumps(later))
-    assert changed.asset_events[0].metadata["live"].value == 3
+    assert shown(changed.asset_events[0])["live"] == 3
 
 
 def test_the_leader_is_observed_on_change(world: DagsterWorld) -> None:
     result = evaluate(world, "leader_sensor")
     (event,) = result.asset_events
     assert event.asset_key == keys.NIMBUS
-    assert event.metadata["epoch"].value == world.cluster.epoch()[0]
-    assert isinstance(evaluate(world, "leader_sensor", result.cursor), dg.SkipReason)
+    known = world.cluster.epoch()
+    assert known is not None and shown(event)["epoch"] == known[0]
+    assert evaluate(world, "leader_sensor", result.cursor).skipped

@@ -15,6 +15,7 @@ from storm_dagster.defs.observe.metrics_rollup import drop_older, roll_up_hour
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.errors import Unavailable
+from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -26,24 +27,17 @@ def spark_resource(tmp_path: Path, spark_remote: str) -> dict[str, Any]:
     return {"spark": SparkResource(home=str(tmp_path / "home"), overrides={"spark.remote": spark_remote})}
 
 
-def metadata(result, asset):
-    for event in result.get_asset_materialization_events():
-        if event.asset_key.path[-1] == asset:
-            return event.step_materialization_data.materialization.metadata
-    raise AssertionError(f"{asset} was not materialized")
-
-
 @pytest.mark.zookeeper
 def test_a_submission_is_planned_with_pyspark(world: DagsterWorld) -> None:
     result = world.submit("wc", conf={"topology.workers": 3})
     assert result.success
     for asset in ("assignment", "published_assignment"):
-        assert metadata(result, asset)["planner"].value == "pyspark"
-    assert metadata(result, "assignment")["assign_seconds"].value > 0
+        assert materialized(result, asset)["planner"] == "pyspark"
+    assert materialized(result, "assignment")["assign_seconds"] > 0
     assert len(world.topology("wc").assignment.workers) == 3
     # A second run in another process would attach to the same session: its id stands in ZooKeeper.
     again = world.submit("second")
-    assert metadata(again, "assignment")["planner"].value == "pyspark"
+    assert materialized(again, "assignment")["planner"] == "pyspark"
 
 
 def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_planner(world: DagsterWorld) -> None:
@@ -53,7 +47,7 @@ def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_plan
     assert not result.success
     (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
     assert failed.step_key == "storm__assignment"
-    assert failed.event_specific_data.user_failure_data.metadata["error_type"].value == "Unavailable"
+    assert step_failure(result)[0] == "Unavailable"
     assert world.topology("wc") is None
 
 
@@ -83,7 +77,7 @@ def session(tmp_path: Path, spark_remote: str) -> Any:
     return SparkResource(home=str(tmp_path), overrides={"spark.remote": spark_remote}).pyspark().spark_session
 
 
-def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_path: Path, session) -> None:
+def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_path: Path, session: Any) -> None:
     root = tmp_path / "m"
 
     def executed(hour: datetime.datetime, *rows: tuple[Any, ...]) -> dict[str, int]:
@@ -108,7 +102,7 @@ def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_p
         roll_up_hour(session, root, after(10), None)
 
 
-def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session) -> None:
+def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session: Any) -> None:
     root = tmp_path / "m"
     for hours in range(5):
         roll_up_hour(session, root, after(hours), [sample(after(hours), 10 * hours)])
@@ -124,7 +118,9 @@ def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session) -> Non
         ]
 
 
-def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(world: DagsterWorld, spark_remote: str, session) -> None:
+def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(
+    world: DagsterWorld, spark_remote: str, session: Any
+) -> None:
     conf = world.home / "storm.yaml"
     conf.write_text(
         conf.read_text(encoding="utf-8") + f"spark.remote: {spark_remote}\ndagster.metrics.retention.hours: 2\n",
@@ -137,8 +133,8 @@ def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(world: DagsterWorld
     assert world.run("roll_up_metrics", partition="2026-01-01-13:00").success
     (made,) = world.materializations(keys.TOPOLOGY_STATS)
     assert made.partition == "2026-01-01-13:00"
-    assert made.metadata["executed"].value == 3600
-    assert made.metadata["executed_per_sec"].value == 1.0
+    assert shown(made)["executed"] == 3600
+    assert shown(made)["executed_per_sec"] == 1.0
     assert len(dg.serialize_value(made)) < 4_000
     assert len(list((root / "samples").iterdir())) == 3
     failed = world.run("roll_up_metrics", partition="2026-01-01-20:00")

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -27,6 +26,7 @@ from storm_dagster.defs.lifecycle.sensor import name_marks
 from storm_dagster.model import paths
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_results import SensorTick, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
 
 ELSEWHERE = RemoteRepositoryOrigin(
@@ -36,18 +36,16 @@ pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
 def tick(
-    world: DagsterWorld, name: str, cursor: str | None = None, tick_secs: float = 0.0, instance: Any = None
-) -> Any:
+    world: DagsterWorld,
+    name: str,
+    cursor: str | None = None,
+    tick_secs: float = 0.0,
+    instance: dg.DagsterInstance | None = None,
+) -> SensorTick:
     defs = world.defs
     if tick_secs:
         defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=tick_secs)
-    with dg.build_sensor_context(
-        instance=instance or world.instance,
-        cursor=cursor,
-        definitions=defs,
-        resources=dict(defs.resources or {}),
-    ) as context:
-        return defs.resolve_sensor_def(name)(context)
+    return tick_sensor(name, instance or world.instance, cursor, defs)
 
 
 def running(world: DagsterWorld, name: str) -> None:
@@ -68,7 +66,7 @@ def queue_run(world: DagsterWorld, request: dg.RunRequest) -> dg.DagsterRun:
 
 def lose_host(world: DagsterWorld, node: str) -> None:
     for topology in world.cluster.load_view().topologies.values():
-        for worker in topology.assignment.workers:
+        for worker in topology.assignment.workers if topology.assignment else ():
             if worker.node == node:
                 world.cluster.state.delete_node(paths.worker(topology.id, node, worker.port))
     world.lose_supervisor(node)
@@ -80,7 +78,7 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Dagste
         began = time.monotonic()
         result = tick(world, "heartbeat_sensor", tick_secs=50.0, instance=stock)
         assert time.monotonic() - began < 40
-    said = result.skip_reason.skip_message
+    said = result.skip_message
     assert "2 workers of 1 topologies live" in said and "sensors.use_threads: true in dagster.yaml" in said
     # It heals all the same.
     lose_host(world, "s1")
@@ -105,10 +103,10 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
         attempt[1] = 0.0  # The back-off is over.
     stuck = tick(world, "heartbeat_sensor", world.with_memory(first.cursor, memory))
     assert not stuck.run_requests
-    assert "does not start: the leader heals" in stuck.skip_reason.skip_message
+    assert "does not start: the leader heals" in stuck.skip_message
 
     # A waiting tick leaves the node to nobody, so that the leader's backstop comes; afterwards it is held again.
-    found: list[Any] = []
+    found: list[SensorTick] = []
     thread = threading.Thread(
         target=lambda: found.append(tick(world, "heartbeat_sensor", stuck.cursor, tick_secs=50.0)),
         daemon=True,
@@ -123,7 +121,7 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     healed = world.topology("wc")
     assert {worker.node for worker in healed.assignment.workers} == {"s2"}
 
-    late = world.run(request.job_name, config=request.run_config, tags=dict(request.tags))
+    late = world.run(str(request.job_name), config=dict(request.run_config), tags=dict(request.tags))
     assert late.success
     assert world.topology("wc").assignment_at == healed.assignment_at
     world.instance.delete_run(queued.run_id)
@@ -183,10 +181,11 @@ def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(world
         assert not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.WARN
         assert "sensors.use_threads" in str(evaluation.description)
         first = tick(world, "lifecycle_sensor", instance=stock)
-        (event,) = first.asset_events
+        (event,) = first.checks
+        assert len(first.asset_events) == 1
         assert (event.asset_key, event.check_name, event.passed) == (SUPERVISORS, SETTINGS_CHECK, False)
         assert not tick(world, "lifecycle_sensor", first.cursor, instance=stock).asset_events
-    (event,) = tick(world, "lifecycle_sensor", first.cursor).asset_events
+    (event,) = tick(world, "lifecycle_sensor", first.cursor).checks
     assert event.passed
 
 
@@ -218,5 +217,5 @@ def test_the_key_of_a_topology_that_lives_in_another_cluster_stays(
         assert world.topology("wc") is None
         assert instance.has_dynamic_partition(PARTITIONS_NAME, "wc") is not dropped
         instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
-        requests = tick(world, "lifecycle_sensor", cursor).dynamic_partitions_requests
+        requests = tick(world, "lifecycle_sensor", cursor).partition_requests
         assert [list(request.partition_keys) for request in requests] == ([["wc"]] if dropped else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.model.dagster_names import TOKEN_TAG
+from storm_dagster.operations.context import OperationsContext
+from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -19,26 +22,6 @@ WIDE = {
     "spouts": {"s": {"object": {"python": "wc:S"}, "parallelism": 30, "outputs": {"default": {"fields": ["x"]}}}},
     "bolts": {},
 }
-
-
-def metadata(result, asset):
-    for event in result.get_asset_materialization_events():
-        if event.asset_key.path[-1] == asset:
-            found = event.step_materialization_data.materialization.metadata
-            return {
-                key: value.records if isinstance(value, dg.TableMetadataValue) else value.value
-                for key, value in found.items()
-            }
-    raise AssertionError(f"{asset} was not materialized")
-
-
-def failure(result):
-    """(type, message) of the step that failed."""
-    for event in result.all_events:
-        if event.event_type_value == "STEP_FAILURE":
-            found = event.event_specific_data.user_failure_data.metadata
-            return found["error_type"].value, found["message"].value
-    raise AssertionError("no step failed")
 
 
 def test_a_submission_has_six_steps_and_ends_active(world: DagsterWorld) -> None:
@@ -54,7 +37,7 @@ def test_a_submission_has_six_steps_and_ends_active(world: DagsterWorld) -> None
 
 def test_the_metadata_shows_what_a_person_wants(world: DagsterWorld) -> None:
     result = world.submit("wc", conf={"topology.workers": 2, "db.password": "hunter2"})
-    conf, code = metadata(result, "topology_conf"), metadata(result, "topology_code")
+    conf, code = materialized(result, "topology_conf"), materialized(result, "topology_code")
     assert conf["conf"]["topology.workers"] == 2
     assert "hunter2" not in str(conf)
     assert re.fullmatch(r"wc-\d+-\d+", conf["topology_id"])
@@ -63,7 +46,7 @@ def test_the_metadata_shows_what_a_person_wants(world: DagsterWorld) -> None:
         f"{conf['topology_id']}-{part}" for part in ("stormjar.jar", "stormconf.ser", "stormcode.ser")
     }
     assert all(re.fullmatch("[0-9a-f]{64}", record.data["sha256"]) for record in code["blobs"])
-    tasks, planned = metadata(result, "task_info"), metadata(result, "assignment")
+    tasks, planned = materialized(result, "task_info"), materialized(result, "assignment")
     assert tasks["tasks"] == 7  # 1 line, 2 split, 2 count, acker, topology master
     assert planned["workers"] == 2
     assert planned["tasks"] == 7
@@ -72,13 +55,13 @@ def test_the_metadata_shows_what_a_person_wants(world: DagsterWorld) -> None:
     picture = re.search(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)", planned["tasks_on_slots"])
     assert picture is not None
     assert "host-s1" in base64.b64decode(picture[1]).decode()
-    published = metadata(result, "published_assignment")
+    published = materialized(result, "published_assignment")
     paths = {record.data["path"]: record.data["version"] for record in published["zookeeper"]}
     assert paths[f"/assignments/{conf['topology_id']}"] == 0
     assert published["planner"] == "python"
-    assert metadata(result, "active_topology")["status"] == "ACTIVE"
+    assert materialized(result, "active_topology")["status"] == "ACTIVE"
     for asset in (key.path[-1] for key in STAGES):
-        assert metadata(result, asset)["seconds"] >= 0
+        assert materialized(result, asset)["seconds"] >= 0
 
 
 def test_an_unregistered_name_materializes_nothing(world: DagsterWorld) -> None:
@@ -89,8 +72,8 @@ def test_an_unregistered_name_materializes_nothing(world: DagsterWorld) -> None:
         tags={"dagster/partition": "outsider"},
     )
     assert not result.success
-    assert failure(result)[0] == "InvalidRequest"
-    assert "not a registered partition" in failure(result)[1]
+    assert step_failure(result)[0] == "InvalidRequest"
+    assert "not a registered partition" in step_failure(result)[1]
     assert result.get_asset_materialization_events() == []
     assert world.topology("outsider") is None
 
@@ -108,14 +91,14 @@ def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world: DagsterWorl
 
 def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(world: DagsterWorld) -> None:
     result = world.submit("bad", topology={"spouts": {}, "bolts": {}})
-    assert failure(result)[0] == "InvalidTopology"
+    assert step_failure(result)[0] == "InvalidTopology"
     assert result.get_asset_materialization_events() == []
     assert world.blobs.keys("staging") == []
 
 
 def test_too_few_slots_fail_before_anything_is_visible(world: DagsterWorld) -> None:
     result = world.submit("big", topology=WIDE, conf={"topology.workers": 20})
-    kind, message = failure(result)
+    kind, message = step_failure(result)
     assert kind == "Unavailable"
     assert "8 are free (s1: 4, s2: 4)" in message
     assert world.topology("big") is None
@@ -124,11 +107,11 @@ def test_too_few_slots_fail_before_anything_is_visible(world: DagsterWorld) -> N
 
 
 def test_a_repeated_submission_with_the_same_token_is_the_same_topology(world: DagsterWorld) -> None:
-    first = metadata(world.submit("wc"), "topology_conf")["topology_id"]
+    first = materialized(world.submit("wc"), "topology_conf")["topology_id"]
     again = world.submit("wc")
     assert again.success
-    assert metadata(again, "topology_conf")["topology_id"] == first
-    assert metadata(again, "published_assignment")["already_published"] is True
+    assert materialized(again, "topology_conf")["topology_id"] == first
+    assert materialized(again, "published_assignment")["already_published"] is True
 
 
 def test_a_taken_name_is_refused(world: DagsterWorld) -> None:
@@ -140,7 +123,7 @@ def test_a_taken_name_is_refused(world: DagsterWorld) -> None:
         config={"ops": {"storm__topology_conf": {"config": {"handle": handle}}}},
         tags={TOKEN_TAG: "another-token"},
     )
-    assert failure(result)[0] == "AlreadyAlive"
+    assert step_failure(result)[0] == "AlreadyAlive"
 
 
 def test_any_stage_runs_again_alone_from_what_is_staged(world: DagsterWorld) -> None:
@@ -172,16 +155,18 @@ def test_the_run_remembers_its_token(world: DagsterWorld) -> None:
 
 def test_an_inactive_submission_stays_inactive(world: DagsterWorld) -> None:
     result = world.submit("quiet", inactive=True)
-    assert metadata(result, "active_topology")["status"] == "INACTIVE"
+    assert materialized(result, "active_topology")["status"] == "INACTIVE"
     assert world.topology("quiet").base.status == "INACTIVE"
 
 
-def test_a_replanned_publication_shows_the_newer_assignment(world: DagsterWorld, monkeypatch) -> None:
+def test_a_replanned_publication_shows_the_newer_assignment(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from storm_dagster.operations.submit import submission as stages
 
     plan = stages.stage_assignment
 
-    def plan_then_lose_a_supervisor(ctx, *, token):
+    def plan_then_lose_a_supervisor(ctx: OperationsContext, *, token: str) -> Any:
         report = plan(ctx, token=token)
         world.lose_supervisor(report.placement.workers[0].node)
         return report
@@ -189,8 +174,7 @@ def test_a_replanned_publication_shows_the_newer_assignment(world: DagsterWorld,
     monkeypatch.setattr(stages, "stage_assignment", plan_then_lose_a_supervisor)
     result = world.submit("wc", conf={"topology.workers": 1})
     assert result.success
-    assert metadata(result, "published_assignment")["replanned"] == 1
-    shown = [m for m in world.materializations(keys.ASSIGNMENT) if m.partition == "wc"]
-    assert len(shown) == 2
+    assert materialized(result, "published_assignment")["replanned"] == 1
+    newest, _ = [m for m in world.materializations(keys.ASSIGNMENT) if m.partition == "wc"]
     supervisor = world.topology("wc").assignment.workers[0].node
-    assert shown[0].metadata["assignment"].records[0].data["supervisor"] == supervisor
+    assert shown(newest)["assignment"][0].data["supervisor"] == supervisor

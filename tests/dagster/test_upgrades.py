@@ -14,6 +14,7 @@ from storm_dagster.defs import keys
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import GrayWorker
 from storm_dagster.zk.gray_upgrades import write_move
+from storm_rigs.dagster_results import shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
 from storm_rigs.upgrades import UpgradeStandIns
 
@@ -26,19 +27,11 @@ def op(job: str, **config: Any) -> dict[str, Any]:
     return {"ops": {f"{job}_op": {"config": {"name": "wc", **config}}}}
 
 
-def failure(result: Any) -> tuple[str, str]:
-    for event in result.all_events:
-        if event.event_type_value == "STEP_FAILURE":
-            said = event.event_specific_data.user_failure_data
-            return said.metadata["error_type"].value, said.description
-    raise AssertionError("no step failed")
-
-
 def observations(world: DagsterWorld) -> list[tuple[str, dict[str, Any]]]:
     """(description, metadata) of what was observed at the topology, oldest first."""
     records = world.instance.fetch_observations(keys.ACTIVE_TOPOLOGY, limit=50).records
     found = [record.asset_observation for record in reversed(records) if record.asset_observation]
-    return [(str(one.description), {key: value.value for key, value in one.metadata.items()}) for one in found]
+    return [(str(one.description), shown(one)) for one in found]
 
 
 @contextmanager
@@ -84,7 +77,7 @@ def test_batch_by_batch_to_the_end(world: DagsterWorld, stand_ins: UpgradeStandI
         rest = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", component="split"))
         assert rest.success
         last = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", number=9))
-        assert last.success or failure(last)[0] == "InvalidRequest"
+        assert last.success or step_failure(last)[0] == "InvalidRequest"
     topology = world.topology("wc")
     assert topology.base.status == "ACTIVE" and topology.code_dir != topology.id
     seen = observations(world)
@@ -106,7 +99,7 @@ def test_an_upgrade_may_be_completed_before_its_last_worker(world: DagsterWorld,
     assert topology.base.status == "ACTIVE" and len(stand_ins.on(topology.code_dir)) == 1
     assert observations(world)[-1][0] == "complete-upgrade: completed, ACTIVE"
     again = world.run("complete_upgrade_topology", config=op("complete_upgrade_topology"))
-    assert failure(again)[0] == "Conflict"
+    assert step_failure(again)[0] == "Conflict"
 
 
 def test_rolled_back_by_hand(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
@@ -128,7 +121,7 @@ def test_rolled_back_by_itself_fails_the_run_that_waits_and_says_why(
     with at_work(stand_ins, fail=True):
         config = op("gray_upgrade_topology", handle=handle, number=3, wait_secs=60)
         result = world.run("gray_upgrade_topology", config=config)
-    kind, said = failure(result)
+    kind, said = step_failure(result)
     assert kind == "InvalidTopology" and "exit code 1" in said
     assert world.topology("wc").base.status == "ACTIVE"
     assert world.topology("wc").code_dir == stand_ins.id
@@ -149,5 +142,5 @@ def test_a_wrong_form_is_an_error_and_changes_nothing(
 ) -> None:
     world.upload("new", conf=CONF)
     result = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", **config))
-    assert failure(result)[0] == kind
+    assert step_failure(result)[0] == kind
     assert world.topology("wc").base.status == "ACTIVE" and stand_ins.state.record is None

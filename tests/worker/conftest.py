@@ -114,14 +114,17 @@ def make_rig(
         builder.set_bolt("split", f"rig_code:{splitter}", inputs="lines", par=2, outputs=["word", "line", "n"])
         builder.set_bolt("count", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=2)
         parts = {
-            "split": ("bolt", "1-2"),
-            "count": ("bolt", "3-4"),
-            "__acker": ("bolt", "5"),
-            "__topology_master": ("bolt", "6"),
-            "lines": ("spout", "7"),
+            "split": "1-2",
+            "count": "3-4",
+            "__acker": "5",
+            "__topology_master": "6",
+            "lines": "7",
         }
         table = TaskTable(
-            components={name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in parts.items()}
+            components={
+                name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=tasks)
+                for name, tasks in parts.items()
+            }
         )
         settings = {
             "topology.message.timeout.secs": 5,
@@ -160,10 +163,11 @@ def rig_of(
 
     def make(builder: TopologyBuilder, code: str, tasks: Mapping[str, str], **conf: Any) -> WorkerRig:
         spec = builder.build()
-        parts = {name: ("bolt" if name in spec.bolts else "spout", ids) for name, ids in tasks.items()}
-        parts |= {"__acker": ("bolt", "8"), "__topology_master": ("bolt", "9")}
         table = TaskTable(
-            components={name: ComponentTasks(type=kind, tasks=ids) for name, (kind, ids) in parts.items()}  # type: ignore[arg-type]
+            components={
+                name: ComponentTasks(type="spout" if name in spec.spouts else "bolt", tasks=ids)
+                for name, ids in {**tasks, "__acker": "8", "__topology_master": "9"}.items()
+            }
         )
         settings = {"task.heartbeat.frequency.secs": 0.5, "task.refresh.poll.secs": 2, **conf}
         rig = WorkerRig(tmp_path, zk_cluster, zk_conf, spec, table, conf=settings, code={"rig_code.py": code})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ class Landed(Bolt):
             self.dagster.materialize("lake/clicks", partition=f"2026-11-21-{hour:02}", metadata={"rows": hour})
 
     def process_tick(self, tup: Tuple) -> None:
-        self.dagster.check(["lake", "clicks"], "on_time", passed=np.bool_(True), severity="WARN")
+        self.dagster.check(["lake", "clicks"], "on_time", passed=cast("bool", np.bool_(True)), severity="WARN")
 
 
 class Blocking(Landed):
@@ -158,8 +158,8 @@ OF = ("t/c", "materialization", "lake/clicks")
     [
         (lambda: DagsterEvent.make("t/c", "observation", ""), "the key must be a string such as"),
         (lambda: DagsterEvent.make("t/c", "observation", "a//b"), "the key must be"),
-        (lambda: DagsterEvent.make("t/c", "observation", ["a", 1]), "the key must be"),
-        (lambda: DagsterEvent.make("t/c", "observation", 3), "the key must be"),
+        (lambda: DagsterEvent.make("t/c", "observation", cast("Any", ["a", 1])), "the key must be"),
+        (lambda: DagsterEvent.make("t/c", "observation", cast("Any", 3)), "the key must be"),
         (lambda: DagsterEvent.make("t/c", "observation", "x" * 513), "key must be a string of 1 to 512"),
         (lambda: DagsterEvent.make(*OF, partition=10), "partition must be a string of 1 to 512 characters"),
         (lambda: DagsterEvent.make(*OF, partition=""), "partition must be a string"),

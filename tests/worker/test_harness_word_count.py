@@ -277,7 +277,7 @@ def test_state_survives_and_counts_each_line_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", ["text", ["one", "two"], 3])
-def test_wrong_values_are_errors_of_the_component(values) -> None:
+def test_wrong_values_are_errors_of_the_component(values: object) -> None:
     class_result = run_topology(WrongValues, {"sentences": [[values]]})
     assert class_result.failed["sentences"] == [0]
     assert "InvalidRequest" in [type(error).__name__ for _, error in class_result.errors]

@@ -10,6 +10,7 @@ import pytest
 
 from storm_dagster.model import paths
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = pytest.mark.zookeeper
@@ -33,7 +34,9 @@ def test_a_ping_is_a_workers_only_periodic_request(make_rig: Callable[..., Worke
     rig.start(*one)
     rig.start(*two)
     eventually(rig.running, what="both workers run")
-    stat = rig.cluster.state._stat(paths.worker(rig.topology_id, *two))
+    state = rig.cluster.state
+    assert isinstance(state, ZooKeeperClusterState)
+    stat = state._stat(paths.worker(rig.topology_id, *two))
     assert stat is not None
 
     def asked() -> dict[str, str]:

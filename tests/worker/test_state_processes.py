@@ -74,13 +74,9 @@ TOTAL = 4000
 
 
 def table(counts: str) -> TaskTable:
-    parts = {
-        "count": ("bolt", counts),
-        "__acker": ("bolt", "5"),
-        "__topology_master": ("bolt", "6"),
-        "words": ("spout", "7"),
-    }
-    return TaskTable(components={name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in parts.items()})
+    bolts = {"count": counts, "__acker": "5", "__topology_master": "6"}
+    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in bolts.items()}
+    return TaskTable(components={**parts, "words": ComponentTasks(type="spout", tasks="7")})
 
 
 @pytest.fixture

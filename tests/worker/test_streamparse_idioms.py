@@ -196,8 +196,10 @@ def test_batches_run_both_ways(base: str, package: str, tmp_path: Path, monkeypa
 
 
 def test_named_values_are_a_list_and_behave_like_a_named_tuple() -> None:
-    values = Values.of_stream(["word", "count", "user-id", "_hidden"])(["a", 1, "u", None])
-    assert isinstance(values, list) and values[1:] == [1, "u", None] and values == ["a", 1, "u", None]
+    made = Values.of_stream(["word", "count", "user-id", "_hidden"])(["a", 1, "u", None])
+    assert isinstance(made, list)
+    values: Any = made
+    assert values[1:] == [1, "u", None] and values == ["a", 1, "u", None]
     assert values == ("a", 1, "u", None) and values != ["a"]
     assert (values != ("a", 1, "u", None)) is False
     assert (values.word, values.count, getattr(values, "user-id")) == ("a", 1, "u")
@@ -338,22 +340,27 @@ def test_the_word_count_that_streamparse_makes_for_a_new_project_runs_both_ways(
                 tmp_path / "src", f"own_{name}", text.replace("from streamparse", "from storm_dagster.api"), monkeypatch
             )
 
-    class Programs(Topology):
-        words = ShellSpout.spec(command="streamparse_run", script="own_words.WordSpout", outputs=["word"])
-        count = ShellBolt.spec(
-            command="streamparse_run",
-            script="own_wordcount.WordCountBolt",
-            inputs={words: Grouping.fields("word")},
-            outputs=["word", "count"],
-        )
+    counting: type[Topology]
+    if way == "program":
 
-    if way == "import line":
+        class Programs(Topology):
+            words = ShellSpout.spec(command="streamparse_run", script="own_words.WordSpout", outputs=["word"])
+            count = ShellBolt.spec(
+                command="streamparse_run",
+                script="own_wordcount.WordCountBolt",
+                inputs={words: Grouping.fields("word")},
+                outputs=["word", "count"],
+            )
+
+        counting = Programs
+    else:
 
         class Classes(Topology):
             words = sys.modules["own_words"].WordSpout.spec()
             count = sys.modules["own_wordcount"].WordCountBolt.spec(inputs={words: Grouping.fields("word")})
 
-    with TopologyHarness(Programs if way == "program" else Classes, archive=tmp_path) as harness:
+        counting = Classes
+    with TopologyHarness(counting, archive=tmp_path) as harness:
 
         def counted() -> bool:
             harness.engine.run(time.monotonic())

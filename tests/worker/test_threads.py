@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
+from storm_dagster.worker.tasks.spouts import SpoutBase
 
 LOOP_THREAD: list[int] = []
 
@@ -87,9 +89,9 @@ def test_a_blocking_spout_respects_max_pending_and_hears_its_acks() -> None:
         most = 0
         while time.monotonic() < deadline:
             harness.engine.run(time.monotonic())
-            runner = next(one for one in harness.engine.runners.values() if one.component == "numbers")
+            (runner,) = [one for one in harness.engine.runners.values() if isinstance(one, SpoutBase)]
             most = max(most, len(runner.pending))
-            spout = runner.instance
+            spout: Any = runner.instance
             if spout is not None and len(spout.acked) == 50:
                 break
         assert spout is not None and sorted(spout.acked) == list(range(50))

@@ -16,7 +16,7 @@ from decimal import Decimal
 from enum import Enum, IntEnum, IntFlag
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
@@ -306,7 +306,7 @@ def after_restart(folder: Path, key: Any, value: Any) -> dict[Any, Any]:
         return {key: value for task in harness.tasks("keep") for key, value in task.state.items()}
 
 
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=60, deadline=None, suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)))
 
 
 @SLOW

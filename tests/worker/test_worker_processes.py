@@ -25,6 +25,8 @@ from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = pytest.mark.zookeeper
 
+Slots = tuple[tuple[str, int], tuple[str, int]]
+
 
 def expected(lines: int) -> Counter[str]:
     total: Counter[str] = Counter()
@@ -52,11 +54,11 @@ def acked(rig: WorkerRig) -> set[int]:
 
 
 @pytest.fixture
-def slots() -> tuple[tuple[str, int], tuple[str, int]]:
+def slots() -> Slots:
     return ("s1", free_port()), ("s2", free_port())
 
 
-def start_two(rig: WorkerRig, slots: tuple[tuple[str, int], tuple[str, int]]) -> None:
+def start_two(rig: WorkerRig, slots: Slots) -> None:
     one, two = slots
     rig.assign({one: "1,3,5-7", two: "2,4"})
     rig.start(*one)
@@ -64,7 +66,7 @@ def start_two(rig: WorkerRig, slots: tuple[tuple[str, int], tuple[str, int]]) ->
     eventually(rig.running, what="both workers run")
 
 
-def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     rig = make_rig({"rig.lines": 2000, "topology.max.spout.pending": 200})
     start_two(rig, slots)
     eventually(lambda: len(acked(rig)) == 2000, what="all lines are acked")
@@ -117,7 +119,7 @@ def test_a_killed_worker_is_restarted_and_nothing_is_lost(
     assert counted(rig) == expected(3000)
 
 
-def test_a_tuple_that_breaks_a_bolt_is_replayed_and_shown(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_a_tuple_that_breaks_a_bolt_is_replayed_and_shown(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     rig = make_rig({"rig.lines": 500}, splitter="Poison")
     start_two(rig, slots)
     pids = {slot: node.pid for slot, node in rig.live().items()}
@@ -128,7 +130,7 @@ def test_a_tuple_that_breaks_a_bolt_is_replayed_and_shown(make_rig: Callable[...
     assert {slot: node.pid for slot, node in rig.live().items()} == pids
 
 
-def test_a_frozen_worker_pauses_before_it_goes_on(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_a_frozen_worker_pauses_before_it_goes_on(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     rig = make_rig({"rig.lines": 10**9, "rig.pause": 0.001, "topology.message.timeout.secs": 2})
     start_two(rig, slots)
     eventually(lambda: len(acked(rig)) > 50, what="some lines are acked")
@@ -143,7 +145,7 @@ def test_a_frozen_worker_pauses_before_it_goes_on(make_rig: Callable[..., Worker
     assert "the lease ended" in rig.log(*slots[1])
 
 
-def test_a_frozen_worker_whose_tasks_moved_exits(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_a_frozen_worker_whose_tasks_moved_exits(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     rig = make_rig({"rig.lines": 3000, "rig.pause": 0.001, "topology.message.timeout.secs": 2})
     start_two(rig, slots)
     eventually(lambda: len(acked(rig)) > 50, what="some lines are acked")
@@ -161,7 +163,7 @@ def test_a_frozen_worker_whose_tasks_moved_exits(make_rig: Callable[..., WorkerR
     assert counted(rig) == expected(3000)
 
 
-def test_tasks_move_in_place(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_tasks_move_in_place(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     rig = make_rig({"rig.lines": 4000, "rig.pause": 0.0005, "topology.message.timeout.secs": 2})
     start_two(rig, slots)
     pids = {slot: node.pid for slot, node in rig.live().items()}
@@ -173,7 +175,7 @@ def test_tasks_move_in_place(make_rig: Callable[..., WorkerRig], slots) -> None:
     assert counted(rig) == expected(4000)
 
 
-def test_an_inactive_topology_emits_nothing(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_an_inactive_topology_emits_nothing(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     rig = make_rig({"rig.lines": 10**9, "rig.pause": 0.001})
     one, two = slots
     rig.assign({one: "1,3,5-7", two: "2,4"}, status="INACTIVE")
@@ -197,14 +199,14 @@ def _unchanged(rig: WorkerRig) -> bool:
     return len(acked(rig)) == before
 
 
-def test_a_killed_topology_ends_its_workers(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_a_killed_topology_ends_its_workers(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     rig = make_rig()
     start_two(rig, slots)
     as_storm(rig.cluster).remove_storm(rig.topology_id)
     assert [process.wait(20) for process in rig.processes.values()] == [EXIT_SUPERSEDED, EXIT_SUPERSEDED]
 
 
-def test_frames_and_requests_of_unknown_senders_are_dropped(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_frames_and_requests_of_unknown_senders_are_dropped(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
     import zmq
 
     from storm_dagster.model.wire import Frame, encode_frame
