@@ -49,9 +49,9 @@ def ended(
     """A run that ended; with a partition, one that materialized a stage of that topology."""
 
     @dg.op(name=f"{job_name}_op")
-    def op(context: dg.OpExecutionContext) -> None:
+    def op() -> None:
         if partition is not None:
-            context.log_event(dg.AssetMaterialization(STAGE, partition=partition))
+            dg.OpExecutionContext.get().log_event(dg.AssetMaterialization(STAGE, partition=partition))
 
     @dg.job(name=job_name, tags=tags)
     def job() -> None:
