@@ -172,15 +172,6 @@ class FsspecBlobStore:
         """Descriptions of all blobs whose key starts with ``prefix``, by key."""
         return [self.meta(key) for key in self.keys(prefix)]
 
-    def modified_secs(self, key: str) -> float | None:
-        """Time of the last write of the key, in epoch seconds of the store; ``None`` when it is not there."""
-        with self._remote(f"looking for {key!r}"):
-            self._fs.invalidate_cache()
-            try:
-                return float(self._fs.modified(self._key_path(key)).timestamp())
-            except FileNotFoundError:
-                return None
-
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
         """Remove temporary files, and contents without a key, that are older than that; returns their number."""
         horizon = time.time() - older_than_secs

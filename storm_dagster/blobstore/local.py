@@ -256,13 +256,6 @@ class LocalBlobStore:
         found = (self._read_key(self._key_path(key)) for key in self.keys(prefix))
         return [meta for meta in found if meta is not None]
 
-    def modified_secs(self, key: str) -> float | None:
-        """Time of the last write of the key, in epoch seconds of this machine; ``None`` when it is not here."""
-        try:
-            return self._key_path(key).stat().st_mtime
-        except FileNotFoundError:
-            return None
-
     # upkeep
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:

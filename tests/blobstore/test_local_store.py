@@ -6,7 +6,6 @@ import hashlib
 import os
 import string
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -264,13 +263,6 @@ def test_unusable_folder_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match=r"blobstore\.dir"):
         LocalBlobStore(tmp_path / "file")
-
-
-def test_age_of_a_key(tmp_path: Path) -> None:
-    store = LocalBlobStore(tmp_path)
-    assert store.modified_secs("k") is None
-    store.put("k", b"")
-    assert abs((store.modified_secs("k") or 0) - time.time()) < 60
 
 
 def test_deleting_reads_no_other_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -11,7 +10,6 @@ import httpx
 import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
-from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.http import announced
 from storm_dagster.http.announced import AnnouncedName
 from storm_dagster.http.server import HttpService
@@ -165,16 +163,15 @@ def test_blobs_are_synchronized_one_at_a_time(nimbuses: Nimbuses, monkeypatch: p
     assert max(most) == 1
 
 
-def test_a_leader_with_an_empty_disk_costs_a_follower_nothing(nimbuses: Nimbuses) -> None:
+def test_a_leader_without_blobs_ends_only_those_of_topologies_and_submissions_that_are_gone(nimbuses: Nimbuses) -> None:
     follower_keys = {"nimbus__inbox__jar__expiration__secs": 1}
     leader = nimbuses.start("n1").await_leading()
     rich = LocalBlobStore(nimbuses.home / "nimbus" / "n2" / "blobs")
-    rich.put("old-1-1-stormjar.jar", b"what another leader left here")
-    key = next((rich.directory / "keys").iterdir())
-    os.utime(key, (1, 1))
+    left = ("gone-1-1-stormjar.jar", "gone-1-1.2-stormcode.ser", "gone-1-1-placement.json", "staging.t.record")
+    for key in ("mylib.jar", *left):
+        rich.put(key, b"what another leader left here")
     (nimbuses.home / "nimbus" / "n2" / "cluster_id").write_text(leader.health()["cluster_id"])
     follower = nimbuses.start("n2", **follower_keys).await_serving()
     eventually(lambda: follower.health()["leader_http"], 30, "a leader known to n2")
-    with NimbusBlobClient(leader.url, min_replication=2) as blobs:
-        blobs.put("staging.t.conf", b"{}")
-    assert rich.exists("old-1-1-stormjar.jar")
+    eventually(lambda: not any(map(rich.exists, left)), 60, "the end of what belongs to nothing")
+    assert rich.read("mylib.jar") == b"what another leader left here"

@@ -332,8 +332,6 @@ def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(nimbuses:
         blobs.put("gone.jar", b"deleted while its holder is away")
         blobs.put("upload.h.archive", b"of a submission that nobody goes on with")
     first.stop()
-    for name in ("mylib.jar", "gone.jar", "upload.h.archive"):
-        os.utime(first.folder / "blobs" / "keys" / name, (1, 1))
     second = nimbuses.start("n2", **expired).await_leading()
     with NimbusBlobClient(second.url) as blobs:
         with pytest.raises(KeyNotFound):
@@ -344,7 +342,11 @@ def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(nimbuses:
         first = nimbuses.start("n1", **expired).await_serving()
         eventually(lambda: blobs.exists("mylib.jar"), timeout=60, what="the copy at the new leader")
         assert blobs.read("mylib.jar") == b"the only copy"
-    store = LocalBlobStore(first.folder / "blobs")
-    eventually(lambda: not store.exists("gone.jar"), timeout=60, what="the end of what was deleted")
-    eventually(lambda: not store.exists("upload.h.archive"), timeout=60, what="the end of an old upload")
+        store = LocalBlobStore(first.folder / "blobs")
+
+        def dropped() -> bool:
+            blobs.put("other.jar", os.urandom(8))  # It looks when a blob is registered, too.
+            return not store.exists("gone.jar") and not store.exists("upload.h.archive")
+
+        eventually(dropped, timeout=60, what="the end of what was deleted and of an old upload", interval=0.5)
     assert store.read("mylib.jar") == b"the only copy"

@@ -1,7 +1,7 @@
 """Synchronization of this nimbus's blobs by pulling; ``replication`` pushes.
 
 What is absent here is fetched. What is absent elsewhere is only removed here when a leader of this very cluster
-says so and the blob is old: an empty root, or that of another cluster, never costs a blob.
+says so for a while: an empty root, or that of another cluster, never costs a blob.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from storm_dagster.blobstore import BlobMeta
 from storm_dagster.core.leader_priority import needed_blobs
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
-from storm_dagster.model.names import check_blob_key
+from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.model.security import Security
-from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered
+from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered, is_registered_kind
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.leader_status import LeaderStatus
@@ -59,7 +59,10 @@ class BlobSync:
         self._inbox = inbox
         self._one_at_a_time = threading.Lock()
         self._keep_secs = keep_secs
+        self._follow_secs = min(_FOLLOW_SECS, keep_secs)
         self._followed: tuple[str | None, float] | None = None
+        # Blob that the leader does not have any more -> when that was first seen.
+        self._unneeded: dict[str, float] = {}
         self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options())
 
     def close(self) -> None:
@@ -113,7 +116,7 @@ class BlobSync:
                 self._status.set_lacking(left)
         self._take_registered(set(needed))
         leader, now = self._status.known.leader, time.monotonic()
-        if self._followed is None or leader != self._followed[0] or now - self._followed[1] >= _FOLLOW_SECS:
+        if self._followed is None or leader != self._followed[0] or now - self._followed[1] >= self._follow_secs:
             self._followed = leader, now
             self._follow_leader(set(needed))
         return len(left)
@@ -192,14 +195,15 @@ class BlobSync:
                     self._fetch(known.leader_http, key, sha256)
             except (StormDagsterError, httpx.HTTPError, OSError) as error:
                 _log.info("%s cannot be fetched from the leader: %s", key, error)
+        gone = set(mine) - set(theirs) - needed - registered
         if mine and not set(mine) & set(theirs):
-            # A leader that has nothing of ours began with an empty disk or an emptied root: that orders nothing.
-            _log.warning("the leader has none of the %d blobs here: none is dropped for that", len(mine))
-            return
-        now = time.time()
-        for key in set(mine) - set(theirs) - needed - registered:
-            written = self._base.modified_secs(key)
-            if written is not None and now - written > self._keep_secs:
+            # A leader that has nothing of ours may have begun with an empty disk: that orders nothing about blobs of
+            # users. Those of topologies and submissions go all the same, for ZooKeeper names what is needed of them.
+            gone = {key for key in gone if id_of_blob_key(key) or not is_registered_kind(key)}
+        now = time.monotonic()
+        self._unneeded = {key: self._unneeded.get(key, now) for key in gone}
+        for key, since in self._unneeded.items():
+            if now - since > self._keep_secs:
                 _log.info("dropping blob %s, which the leader does not have any more", key)
                 self._blobs.drop_replica(key)
 

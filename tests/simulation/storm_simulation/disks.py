@@ -129,11 +129,6 @@ class MemoryBlobStore(LocalBlobStore):
     def list(self, prefix: str = "") -> Any:
         return [self._metas[key][0] for key in self.keys(prefix)]
 
-    def modified_secs(self, key: str) -> float | None:
-        self._reading()
-        found = self._metas.get(key)
-        return None if found is None else found[1]
-
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
         self._writing()
         return 0
