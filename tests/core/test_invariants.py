@@ -81,7 +81,6 @@ def facts(*topologies: TopologyView, seen: ClusterView | None = None, **changes:
         copies=dict.fromkeys(KEYS, 2),
         wanted_copies={ID: 2},
         gray={ID: GrayNodes(False)},
-        garbage=(),
     )
     return replace(made, **changes)
 
@@ -136,7 +135,6 @@ CASES: dict[str, tuple[str, ClusterSnapshot]] = {
         facts(topology(assignment=None, assignment_at=None)),
     ),
     "a damaged record": ("records_intact", facts(seen=view(topology(), corrupt={"/tasks/x": "no JSON"}))),
-    "an orphan": ("no_orphans", facts(garbage=("/tasks/gone-1-1",))),
     "a process of a gone topology": (
         "no_stray_processes",
         facts(processes=(WorkerPid("gone-1-1700000000", "s1", 6902, 5),)),

@@ -49,8 +49,6 @@ class ClusterSnapshot:
     rebalance_requests: frozenset[str] = frozenset()
     """Ids of topologies with a stored rebalance request."""
     gray: Mapping[str, GrayNodes] | None = None
-    garbage: tuple[str, ...] | None = None
-    """Nodes and blobs that belong to nothing, and that the cleaner should have removed by now."""
     processes: tuple[WorkerPid, ...] | None = None
     former: ClusterSnapshot | None = None
     """Earlier snapshot by the same observer."""

@@ -27,13 +27,6 @@ def records_intact(snapshot: ClusterSnapshot) -> Found:
     yield from sorted(snapshot.view.corrupt.items())
 
 
-@rule("I3", "the leader's cleaner removes it; see its log when it stays")
-def no_orphans(snapshot: ClusterSnapshot) -> Found:
-    """Nothing remains of what is not listed."""
-    for thing in snapshot.garbage or ():
-        yield thing, "belongs to no topology, submission or upload"
-
-
 @rule("I3", "restart the supervisor of that slot; a worker alone ends itself when its lease is over")
 def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
     """No worker runs for a slot that no assignment names."""
