@@ -14,13 +14,11 @@ import logging
 import re
 import sqlite3
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.model import paths
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.view import ClusterView, Versioned
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -37,7 +35,6 @@ _RARELY_CHANGING = re.compile(
 _RARELY_CHANGING_LISTS = re.compile(
     r"/(workers|blobstore|gray_upgrade)/[^/]+|/(supervisors|topology|blobstore|gray_upgrade)"
 )
-_HEARTBEATS = re.compile(r"/(taskbeats|supervisors)/[^/]+")
 _MOST_BYTES = 32 << 20
 _MOST_CHANGES = 100_000
 _MOST_DECODED = 50_000
@@ -61,10 +58,6 @@ class CachedReads(ZooKeeperClusterState):
     """A :class:`ClusterState` on the session of another one, for readers; it never writes.
 
     It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe.
-
-    With ``aging_secs`` it keeps each heartbeat record, too, for as long: well below the limits of silence, for who
-    watches over the whole cluster. The records are read at once when something else of their topology, or a worker of
-    their supervisor, changed.
     """
 
     def __init__(
@@ -72,11 +65,8 @@ class CachedReads(ZooKeeperClusterState):
         state: ZooKeeperClusterState,
         disk: DiskCache | None,
         most_bytes: int = _MOST_BYTES,
-        aging_secs: float = 0.0,
     ) -> None:
         super().__init__(state.session)
-        self._aged: dict[str, tuple[float, _Value]] = {}
-        self._aging_secs = aging_secs
         self._disk = disk
         self._most_bytes = most_bytes
         self._guard = threading.Lock()
@@ -132,7 +122,6 @@ class CachedReads(ZooKeeperClusterState):
             self._lists.clear()
             self._sure.clear()
             self._changes.clear()
-            self._aged.clear()
 
     def _drop(self, path: str) -> None:
         if path in self._sure or path in self._lists:
@@ -140,11 +129,6 @@ class CachedReads(ZooKeeperClusterState):
         self._sure.pop(path, None)
         self._lists.pop(path, None)
         self._forget(path)
-        first, *rest = path[1:].split("/")
-        if rest and f"/{first}" in (paths.TOPOLOGY, paths.ASSIGNMENTS, paths.WORKERS):
-            self._aged.pop(paths.taskbeats(rest[0]), None)
-            if len(rest) > 1:
-                self._aged.pop(paths.supervisor(rest[1].rpartition("-")[0]), None)
 
     def _forget(self, path: str) -> None:
         value = self._memory.pop(path, None)
@@ -164,37 +148,14 @@ class CachedReads(ZooKeeperClusterState):
     # -- reading ----------------------------------------------------------------------------------------
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[_Value]:
-        """As the state itself; only nodes that change rarely are kept, and only without ``watch``.
-
-        Heartbeat records may be as old as ``aging_secs``.
-        """
+        """As the state itself; only nodes that change rarely are kept, and only without ``watch``."""
         mine = dict.fromkeys(path for path in many if _RARELY_CHANGING.fullmatch(path))
-        if watch or not (mine or self._aging_secs):
+        if watch or not mine:
             return super().get_many(many, watch)
-        found = self._get_aged([path for path in many if path not in mine])
-        if mine:
-            found.update(self._get_kept(mine))
+        rest = [path for path in many if path not in mine]
+        found = dict(zip(rest, super().get_many(rest), strict=True))
+        found.update(self._get_kept(mine))
         return [found[path] for path in many]
-
-    def _get_aged(self, wanted: list[str]) -> dict[str, _Value]:
-        now = time.monotonic()
-        oldest = now - self._aging_secs
-        with self._guard:
-            found = {
-                path: self._aged[path][1] for path in wanted if path in self._aged and self._aged[path][0] > oldest
-            }
-            if len(self._aged) > 2 * len(wanted):
-                self._aged = {path: kept for path, kept in self._aged.items() if kept[0] > oldest}
-        rest = [path for path in wanted if path not in found]
-        if rest:
-            read = dict(zip(rest, super().get_many(rest), strict=True))
-            found.update(read)
-            if self._aging_secs:
-                with self._guard:
-                    self._aged.update(
-                        {path: (now, value) for path, value in read.items() if _HEARTBEATS.fullmatch(path)}
-                    )
-        return found
 
     def _get_kept(self, wanted: Iterable[str]) -> dict[str, _Value]:
         self._drain_events()

@@ -137,7 +137,10 @@ class ZooKeeperClusterState(ClusterState):
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
         watcher = self._watch(watch)
-        answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch)
+        if watch or len(many) < 2:
+            answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch)
+        else:
+            answers = self.session.read_nodes([self.session.full(path) for path in many], f"a read of {many[0]}")
         return [None if answer is None else (answer[0], _versioned(answer[1])) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:

@@ -20,6 +20,7 @@ from kazoo.protocol.states import Callback
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.zk.connection import LeaseConnection, SessionLease, make_client
+from storm_dagster.zk.multi_read import multi_read_async
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ _ANSWERS = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVe
 # kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread ones block
 # the caller, so that long pipelines go out in slices.
 _PIPELINE = 128
+# Nodes that one request reads: all of the largest size still make a response that a server holds easily.
+_AT_ONCE = 64
 
 
 def normalize_root(root: str) -> str:
@@ -306,6 +309,14 @@ class ZkSession:
                     raise
                 answers.append(error)
         return answers
+
+    def read_nodes(self, fulls: Sequence[str], what: str) -> list[Any]:
+        """(data, stat) of each node in the order given, ``None`` for a missing one; one request for many."""
+        results: list[Any] = []
+        for start in range(0, len(fulls), _AT_ONCE):
+            part = fulls[start : start + _AT_ONCE]
+            results += self.call(lambda client, part=part: multi_read_async(client, part), what, read=True)
+        return results
 
     def ping(self) -> None:
         """One real round trip, so that :meth:`lease_end` is fresh; ``Unavailable`` when it fails."""

@@ -15,6 +15,7 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.protocol.states import Callback, WatchedEvent, ZnodeStat
 
 from storm_dagster.zk.connection import make_client
+from storm_dagster.zk.multi_read import multi_read_async
 from storm_simulation.client import SimulatedClient
 from storm_simulation.ensemble import Ensemble
 from storm_simulation.kernel import Host, Kernel, Process
@@ -38,6 +39,7 @@ _request = st.one_of(
     _write,
     st.tuples(st.just("multi"), st.lists(_change, min_size=1, max_size=4)),
     st.tuples(st.sampled_from(("get", "exists", "children")), _paths, st.booleans()),
+    st.tuples(st.just("many"), st.lists(_paths, min_size=1, max_size=5)),
     st.tuples(st.just("close")),
 )
 _program = st.lists(st.tuples(st.integers(0, _SESSIONS - 1), _request), min_size=50, max_size=50)
@@ -62,6 +64,8 @@ def _begin(client: Any, root: str, request: tuple[Any, ...], watch: Any) -> Any:
         for change in rest[0]:
             _add(transaction, root, change)
         return transaction.commit_async()
+    if kind == "many":
+        return multi_read_async(client, [root + path for path in rest[0]])
     path = root + rest[0]
     if kind == "create":
         return client.create_async(path, rest[1], ephemeral=rest[2], sequence=rest[3])

@@ -63,8 +63,6 @@ _TICK_SECS = 45.0
 _POLL_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15
 _BETWEEN_POLLS_SECS = 0.5
-# Share of a limit of silence for which a heartbeat record is not read again.
-_AGING = 0.6
 # Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
 _BLIND_SECS = 20.0
 # A run that has not started by then waits behind somebody's queue.
@@ -76,14 +74,14 @@ _LONGEST_RUN_SECS = 360.0
 class _Watch:
     """The armed sensor: one ZooKeeper session with its watches, and the node that marks it as armed."""
 
-    def __init__(self, cluster: StormClusterState, aging_secs: float) -> None:
+    def __init__(self, cluster: StormClusterState) -> None:
         self.cluster = cluster
         self._changed = threading.Event()
         self._interrupted = threading.Event()
         cluster.state.add_listener(self._on_connection)
         self._reads: CachedReads | None = None
         if isinstance(cluster.state, ZooKeeperClusterState):
-            self._reads = CachedReads(cluster.state, None, aging_secs=aging_secs)
+            self._reads = CachedReads(cluster.state, None)
             self._reads.register(lambda *_: self._changed.set())
         self._polled_at = 0.0
         self._held_in = 0
@@ -157,9 +155,7 @@ def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
     key = json.dumps({name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str)
     watch = _KEPT.pop(key, None)
     if watch is None:
-        limits = LivenessLimits.from_conf(conf)
-        aging = _AGING * min(limits.task_secs, limits.supervisor_secs)
-        watch = _Watch(StormClusterState.open(conf), aging)
+        watch = _Watch(StormClusterState.open(conf))
     try:
         yield watch
         watch.hold(False)

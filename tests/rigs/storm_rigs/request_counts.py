@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 
 from storm_dagster.zk.session import ZkSession
 
-READS = ("Exists", "GetData", "GetChildren", "GetChildren2", "GetACL", "Sync")
+READS = ("Exists", "GetData", "MultiRead", "GetChildren", "GetChildren2", "GetACL", "Sync")
 
 
 class RequestCounts:
@@ -28,10 +28,11 @@ class RequestCounts:
         """Begin again at 0."""
         self._found.clear()
 
-    def reads(self, sessions: Iterable[ZkSession]) -> int:
-        """Reads of these sessions."""
-        clients = {id(session._client) for session in sessions}
-        return sum(n for (client, kind), n in dict(self._found).items() if client in clients and kind in READS)
+    def reads(self, sessions: Iterable[ZkSession] | None = None) -> int:
+        """Reads of these sessions, by default of all. One that reads many nodes counts once."""
+        clients = None if sessions is None else {id(session._client) for session in sessions}
+        found = dict(self._found).items()
+        return sum(n for (client, kind), n in found if kind in READS and (clients is None or client in clients))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from kazoo import exceptions
 from kazoo.protocol.serialization import Exists, GetACL, GetChildren, GetData, Sync, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
+from storm_dagster.zk.multi_read import MultiRead
 from storm_simulation.kernel import Kernel
 from storm_simulation.tree import Happening, Tree, Watches
 
@@ -144,6 +145,13 @@ class Ensemble:
         """The answer of that server's replica."""
         self.reads += 1
         self._count(connection.label, 0)
+        if isinstance(request, MultiRead):
+            found = [self._read(server, GetData(path, None), connection) for path in request.paths]
+            return [None if isinstance(each, exceptions.NoNodeError) else each for each in found]
+        return self._read(server, request, connection)
+
+    @staticmethod
+    def _read(server: Server, request: Any, connection: Any) -> Any:
         node = server.tree.nodes.get(request.path)
         watch = getattr(request, "watcher", None)
         if watch and (node is not None or isinstance(request, Exists)):
