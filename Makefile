@@ -1,5 +1,5 @@
 # make demo | check | test                          what everybody needs
-# make test-all | chaos | simulate | fuzz | compat | browser   what takes longer
+# make test-all | chaos | soak | simulate | fuzz | compat | browser   what takes longer
 # make install | bench | docs | screenshots | dist-check | clean      (docs/contributing.md says what each does)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -19,7 +19,7 @@ export no_proxy := 127.0.0.1,localhost
 
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
-.PHONY: install java chromium promtool demo test test-all check bench chaos simulate fuzz compat browser docs screenshots dist-check clean
+.PHONY: install java chromium promtool demo test test-all check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean
 
 # -- each target installs what it runs, and adds to what others have installed ---------------------------------------
 RUNTIME := $(VENV)/.runtime
@@ -108,6 +108,11 @@ bench: java $(TEST)
 chaos: java $(TEST)
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) -m "chaos" --durations 15 $(ARGS)
 	$(BIN)/python tests/chaos/run.py $(if $(MINUTES),--minutes $(MINUTES),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(FAULTS)
+
+# Hours of churn and faults on one cluster, and the slopes of memory, descriptors, threads, watches, nodes and rows.
+# HOURS=2, or MINUTES=15; SEED=7 and FAULTS as above.
+soak: java $(TEST)
+	$(BIN)/python tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES),--hours $(or $(HOURS),2)) $(if $(SEED),--seed $(SEED)) $(FAULTS)
 
 # The whole control plane in one process and in virtual time, under faults (tests/simulation). SEEDS=1000; one line of
 # its output replays a failure: ARGS="--seed 7". ARGS="--mutants" plants bugs, which it must find.

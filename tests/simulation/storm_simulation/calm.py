@@ -72,7 +72,22 @@ class Calm:
             self._fail("I8", f"a command does not end: {left[0]}")
         if not cluster.until(lambda: cluster.leader() is not None, 30.0):
             self._fail("liveness", "nobody leads 30 s after the last fault")
+        self._end_upgrades()
         self._await_healed(_SETTLE_SECS, "after the last fault")
+        for code_dir in sorted(self.cluster.rules.rolled_back):
+            for worker in self.cluster.rules.running(code_dir):
+                self._fail("I7", f"{worker.process.name} runs {code_dir}, which was rolled back")
+
+    def _end_upgrades(self) -> None:
+        """As an operator does: an upgrade whose batch is done waits for one."""
+        for _ in range(10):
+            names = sorted(base.name for base in self.bases().values() if base.status == "UPGRADING")
+            for name in names:
+                verb = self.cluster.kernel.rng.choice(("complete_upgrade", "roll_back"))
+                command = self.cluster.command(verb, name)
+                self.cluster.until(lambda command=command: command.ended is not None, 60.0)
+            if not names:
+                break
 
     def _await_healed(self, secs: float, when: str) -> None:
         if not self.cluster.until(lambda: not self._dead(), secs):
@@ -220,7 +235,8 @@ def _overlap(one: Command, other: Command) -> bool:
 
 
 def _of(part: str, ids: set[str]) -> bool:
-    return any(part.startswith(f"{topology_id}-storm") for topology_id in ids)
+    # A later version of its code is called ID.NUMBER.
+    return any(part.startswith((f"{topology_id}-storm", f"{topology_id}.")) for topology_id in ids)
 
 
 def _gone(command: object) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
@@ -45,9 +46,9 @@ class Command:
         return f"{self.begun:.1f} {self.verb} {self.name} {self.options}: {state}"
 
 
-def upload(ctx: OperationsContext, handle: str, workers: int, archive: int = 0) -> str:
-    """Put the parts of an upload."""
-    conf = {"topology.workers": workers, "topology.message.timeout.secs": 5}
+def upload(ctx: OperationsContext, handle: str, workers: int, archive: int = 0, single: bool = False) -> str:
+    """Put the parts of an upload; ``single``: the topology master gets a worker of its own."""
+    conf = {"topology.workers": workers, "topology.message.timeout.secs": 5, "topology.master.single.worker": single}
     ctx.blobs.put(upload_key(handle, "topology"), json.dumps(WORD_COUNT).encode())
     ctx.blobs.put(upload_key(handle, "conf"), json.dumps(conf).encode())
     ctx.blobs.put(upload_key(handle, "archive"), _ARCHIVES[archive % len(_ARCHIVES)])
@@ -56,7 +57,8 @@ def upload(ctx: OperationsContext, handle: str, workers: int, archive: int = 0) 
 
 def _submit(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
     token = options["token"]
-    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 0))
+    single = options.get("single", False)
+    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 0), single)
     submit(ctx, name=name, token=token, handle=f"handle-{token}")
 
 
@@ -82,6 +84,14 @@ def _restart(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
     return lifecycle.restart(ctx, name, token=options["token"])
 
 
+def _gray_upgrade(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
+    token, selection = options["token"], Selection(number=options.get("number", 1))
+    if options.get("more"):
+        return lifecycle.gray_upgrade(ctx, name, selection)
+    upload(ctx, f"handle-{token}", options.get("workers", 2), options.get("archive", 1))
+    return lifecycle.gray_upgrade(ctx, name, selection, handle=f"handle-{token}", token=token)
+
+
 VERBS: dict[str, Callable[[OperationsContext, str, dict[str, Any]], Any]] = {
     "submit": _submit,
     "kill": _kill,
@@ -90,6 +100,9 @@ VERBS: dict[str, Callable[[OperationsContext, str, dict[str, Any]], Any]] = {
     "rebalance": _rebalance,
     "update": _update,
     "restart": _restart,
+    "gray_upgrade": _gray_upgrade,
+    "complete_upgrade": _turn("complete_upgrade"),
+    "roll_back": _turn("roll_back"),
 }
 
 

@@ -10,6 +10,7 @@ from storm_simulation.kernel import Host, Process
 
 if TYPE_CHECKING:
     from storm_simulation.cluster import Cluster
+    from storm_simulation.workers import SimulatedWorker
 
 Undo = Callable[[], object]
 Fault = Callable[["Faults"], "Undo | None"]
@@ -114,6 +115,42 @@ for _kind, _prefix in {
 }.items():
     KINDS[f"{_kind} killed"] = _killer(_prefix)
     KINDS[f"{_kind} frozen"] = _freezer(_prefix)
+
+
+def _hang(faults: Faults, found: list[SimulatedWorker]) -> Undo | None:
+    loops = [worker.loop for worker in found if worker.loop is not None]
+    for loop in loops:
+        loop.hung += 1
+
+    def resume() -> None:
+        for loop in loops:
+            loop.hung -= 1
+
+    return resume if loops else None
+
+
+@fault("worker hangs")
+def _worker_hangs(faults: Faults) -> Undo | None:
+    process = faults.process("worker-")
+    return None if process is None else _hang(faults, [faults.cluster.workers[process.pid]])
+
+
+@fault("workers hang, cut off")
+def _hung_and_cut(faults: Faults) -> Undo | None:
+    """The loops of a host's workers stand still while it is cut off, and go on about when its slow link is back."""
+    host, cluster = faults.host("s"), faults.cluster
+    resume = _hang(faults, [worker for worker in cluster.workers.values() if worker.host is host])
+    if host is None or resume is None:
+        return None
+    cluster.links.cut_off(host.name)
+
+    def mend() -> None:
+        cluster.links.mend(host.name)
+        cluster.links.slow[host.name] = faults.rng.choice((0.02, 0.2, 1.0))
+        cluster.kernel.after(3.0, cluster.links.slow.pop, host.name, None)
+        cluster.kernel.after(3.0 * faults.rng.random(), resume)
+
+    return mend
 
 
 @fault("command killed")

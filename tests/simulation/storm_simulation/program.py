@@ -40,10 +40,12 @@ class Plan:
         kinds = sorted(KINDS)
         nimbuses = rng.choice((1, 2, 2, 3, 3))
         verbs = ["submit", "kill", "rebalance", "activate", "deactivate", "update", "restart"]
+        upgrades = ["gray_upgrade", "gray_upgrade", "complete_upgrade", "roll_back"] if rng.random() < 0.5 else []
         chosen = rng.sample(kinds, rng.choice((3, 6, 12, len(kinds))))
         if rng.random() < 0.5:
             # What ends sessions while their processes go on: the hardest for one owner of each task.
-            chosen += ["host cut off", "host frozen", "worker frozen"] * (1 + len(chosen) // 6)
+            hard = ["host cut off", "host frozen", "worker frozen", "worker hangs", "workers hang, cut off"]
+            chosen += hard * (1 + len(chosen) // 6)
         return Plan(
             servers=rng.choice((1, 1, 3)),
             nimbuses=nimbuses,
@@ -52,7 +54,7 @@ class Plan:
             faults=tuple(chosen),
             fault_secs=rng.choice((0.7, 2.0, 6.0)),
             command_secs=rng.choice((1.0, 3.0, 8.0)),
-            verbs=tuple(sorted({"submit", "kill", "rebalance", *rng.sample(verbs, rng.choice((1, 3, 7)))})),
+            verbs=(*sorted({"submit", "kill", "rebalance", *rng.sample(verbs, rng.choice((1, 3, 7)))}), *upgrades),
             preemption=rng.choice((0.0, 0.002, 0.02)),
             drift=rng.choice((0.0, 0.0, 0.003)),
             crashes=rng.choice((0.0, 0.1, 0.3)),
@@ -132,7 +134,9 @@ def _chaos(cluster: Cluster, plan: Plan, faults: Faults, secs: float) -> None:
         host.drift = rng.uniform(-plan.drift, plan.drift)
     cluster.start()
     for name in _NAMES[: rng.choice((1, 2, 3))]:
-        cluster.command("submit", name, token=f"first-{name}", workers=rng.choice((1, 2, 3)))
+        workers = rng.choice((1, 2, 3))
+        single = workers > 1 and (rng.random() < 0.8 if "gray_upgrade" in plan.verbs else rng.random() < 0.2)
+        cluster.command("submit", name, token=f"first-{name}", workers=workers, single=single)
     cluster.run(rng.uniform(2.0, 15.0))
     cluster.kernel.preemption = plan.preemption
     end = cluster.kernel.now + secs
@@ -182,10 +186,14 @@ def _choice(cluster: Cluster, plan: Plan) -> tuple[str, str]:
 def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     rng = cluster.kernel.rng
     options: dict[str, Any] = {}
-    if verb in ("submit", "update", "restart"):
+    if verb in ("submit", "update", "restart", "gray_upgrade"):
         options["token"] = f"t{len(cluster.commands)}"
     if verb in ("submit", "update"):
         options |= {"workers": rng.choice((1, 2, 3)), "archive": rng.randrange(4)}
+    if verb == "submit":
+        options["single"] = options["workers"] > 1 and "gray_upgrade" in plan.verbs
+    if verb == "gray_upgrade":
+        options |= {"number": rng.choice((1, 1, 2)), "more": rng.random() < 0.4, "archive": rng.randrange(4)}
     if verb == "rebalance":
         options |= {"workers": rng.choice((1, 2, 3, 4)), "reassign": rng.random() < 0.5}
     if verb == "kill":

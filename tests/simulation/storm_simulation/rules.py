@@ -10,12 +10,13 @@ from kazoo.protocol.serialization import CheckVersion, SetData
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
-from storm_dagster.model.records import Assignment, EpochRecord, StormBase, TokenRecord, decode_record
+from storm_dagster.model.records import Assignment, EpochRecord, GrayUpgrade, StormBase, TokenRecord, decode_record
 from storm_simulation.ensemble import Commit
 from storm_simulation.kernel import Host
 
 if TYPE_CHECKING:
     from storm_simulation.cluster import Cluster
+    from storm_simulation.workers import SimulatedWorker
 
 ROOT = "/storm"
 _REPLACING = ("update", "restart")
@@ -31,6 +32,10 @@ class Rules:
         self.ever: dict[str, str] = {}
         """Client token -> topology id that it made."""
         self.assignments: dict[str, Assignment] = {}
+        self._upgrades: dict[str, tuple[GrayUpgrade, str]] = {}
+        """Topology id -> its gray upgrade under way, and the code that it began with."""
+        self.rolled_back: set[str] = set()
+        """Code that no worker may run any more."""
         self._owners: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
         self.checked = 0
@@ -50,10 +55,12 @@ class Rules:
         for full, kind in last.items():
             path = full.removeprefix(ROOT)
             first, _, rest = path[1:].partition("/")
-            if not rest or "/" in rest:
-                continue
             node = commit.tree.nodes.get(full)
             data = None if node is None else node.data
+            if first == "gray_upgrade" and "/" in rest:
+                self._upgrade(*rest.split("/", 1), data, created=kind == "CREATED")
+            if not rest or "/" in rest:
+                continue
             if first == "topology":
                 self._base(commit, rest, data, before, created=kind == "CREATED")
             elif first == "assignments":
@@ -185,6 +192,40 @@ class Rules:
         known = self._tokens.setdefault(token, topology_id)
         if known != topology_id and token in self.ever:
             self._violated("I6", f"token {token} named {known} and now {topology_id}")
+
+    # -- gray upgrades ------------------------------------------------------------------------------------------------
+
+    def _upgrade(self, topology_id: str, part: str, data: bytes | None, *, created: bool) -> None:
+        """I7: who counts as upgraded runs the new code, and after a rollback nobody does."""
+        known, assignment = self._upgrades.get(topology_id), self.assignments.get(topology_id)
+        if part.startswith("upgraded_workers/") and created and known is not None:
+            host, _, port = part.partition("/")[2].rpartition(":")
+            worker = self._cluster.worker_at(host, int(port))
+            runs = "" if worker is None or worker.spec.topology_id != topology_id else worker.spec.code_dir
+            if runs not in ("", known[0].code_dir):
+                self._violated("I7", f"{host}:{port} counts as upgraded to {known[0].code_dir} and runs {runs}")
+        if part != "conf":
+            return
+        self._upgrades.pop(topology_id, None)
+        base = self.bases.get(topology_id)
+        if base is None or base.status == "KILLED" or assignment is None:
+            return
+        if data is not None:
+            former = assignment.code_dir if known is None else known[1]
+            self._upgrades[topology_id] = (decode_record(GrayUpgrade, data), former)
+        elif known is not None and assignment.code_dir != known[0].code_dir:
+            if assignment.code_dir != known[1]:
+                self._violated("I7", f"{topology_id} was rolled back from {known[1]} to {assignment.code_dir}")
+            self.rolled_back.add(known[0].code_dir)
+            slots = {worker.slot for worker in assignment.workers}
+            for worker in self.running(known[0].code_dir):
+                if (worker.spec.node, worker.spec.port) in slots:
+                    self._violated("I7", f"{worker.process.name} runs {worker.spec.code_dir}, which was rolled back")
+
+    def running(self, code_dir: str) -> list[SimulatedWorker]:
+        """The workers that run that code now."""
+        now, workers = self._cluster.kernel.now, self._cluster.workers.values()
+        return [each for each in workers if each.spec.code_dir == code_dir and each.leased_until() > now]
 
     # -- blobs ------------------------------------------------------------------------------------------------------
 

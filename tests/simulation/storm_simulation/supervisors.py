@@ -270,6 +270,9 @@ class SimulatedSupervisor:
 
     def start(self) -> None:
         if self.process is not None and not self.process.dead:
+            if self._stop is not None and self._stop.is_set():
+                # It is about to end: whoever supervises it starts it then.
+                self.process.at_end.append(lambda: self.cluster.kernel.after(0.1, self.cluster.start_missing) and None)
             return
         conf = self.cluster.conf(**{"storm.local.hostname": self.host.name})
         home = self.cluster.home(self.host)

@@ -44,6 +44,8 @@ class ModelLoop:
         self.paused = True
         self.passes = 0
         self.exit_code: int | None = None
+        self.hung = 0
+        """Faults by which the code of a task does not return now: the loop stands still, the other threads go on."""
         self.request_refresh: Callable[[], None] = lambda: None
         self._actions: deque[Callable[[], Any]] = deque()
         self._wake = Event()
@@ -137,6 +139,8 @@ class ModelLoop:
     def run(self) -> int:
         boot = self._kernel.boot
         while self.exit_code is None:
+            while self.hung:
+                self._kernel.sleep(0.02)
             self.passes += 1
             self._wake.clear()
             while self._actions:

@@ -199,6 +199,7 @@ class ChaosRun:
                 ["rebalance", background, "-w", "0", "-n", str(self.random.randint(1, 3))],
                 ["rebalance", background, "-w", "1", "--reassign"],
                 ["restart", background],
+                ["update", background, str(self.workload.target)],
                 ["deactivate", background],
                 ["activate", background],
                 ["kill", background, "-w", "0"],
