@@ -39,7 +39,7 @@ CONF = {"topology.workers": 1, "topology.acker.executors": 0}
 
 def sensor(conf: dict[str, Any], pipe: Connection) -> None:
     """Tick after tick in this process; for each message reads, CPU seconds and requested runs since the last one."""
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     instance = SimpleNamespace(get_run_records=lambda **_: [])
     values, cursor, runs, over = {**default_conf(), **conf}, "", 0, threading.Event()
     limits = LivenessLimits.from_conf(values)
@@ -64,12 +64,11 @@ def sensor(conf: dict[str, Any], pipe: Connection) -> None:
 
 
 def beat(world: World, ids: list[str], stop: threading.Event) -> None:
-    """The topology masters of all topologies, each every ten seconds."""
-    found = [(paths.taskbeats(each), world.cluster.state.get_data(paths.taskbeats(each)) or b"") for each in ids]
-    while not stop.is_set():
-        for path, raw in found:
-            world.cluster.state.set_data(path, raw)
-            if stop.wait(10.0 / max(1, len(found))):
+    """The topology masters of all topologies, each every ten seconds; there may be more of them each time."""
+    while not stop.wait(0.1):
+        for path in [paths.taskbeats(each) for each in ids]:
+            world.cluster.state.set_data(path, world.cluster.state.get_data(path) or b"")
+            if stop.wait(9.9 / len(ids)):
                 return
 
 
@@ -82,7 +81,7 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
         "storm.zookeeper.session.timeout": 20000,
         "task.cleanup.timeout.sec": 0,
     }
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     nimbuses = Nimbuses(conf, folder)
     nimbus = nimbuses.start()
     nimbus.await_leading()
@@ -97,15 +96,16 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
             each.link.start()
         eventually(lambda: len(cluster.state.get_children(paths.SUPERVISORS)) == supervisors, timeout=600, what="all")
         before = server_metrics(address)
-        ids = [world.submit(f"t{number}", conf=CONF) for number in range(topologies)]
-        for each in ids:
-            world.run_workers(each)
         pipe, theirs = multiprocessing.get_context("spawn").Pipe()
         child = multiprocessing.get_context("spawn").Process(target=sensor, args=(conf, theirs), daemon=True)
         child.start()
+        ids: list[str] = []
         stop = threading.Event()
-        beating = threading.Thread(target=beat, args=(world, ids, stop))
+        beating = threading.Thread(target=beat, args=(world, ids, stop), daemon=True)
         beating.start()
+        for number in range(topologies):
+            ids.append(world.submit(f"t{number}", conf=CONF))
+            world.run_workers(ids[-1])
 
         def ask() -> tuple[int, float, int]:
             pipe.send(True)

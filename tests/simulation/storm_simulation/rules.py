@@ -58,7 +58,8 @@ class Rules:
             node = commit.tree.nodes.get(full)
             data = None if node is None else node.data
             if first == "gray_upgrade" and "/" in rest:
-                self._upgrade(*rest.split("/", 1), data, created=kind == "CREATED")
+                topology_id, _, part = rest.partition("/")
+                self._upgrade(topology_id, part, data, created=kind == "CREATED")
             if not rest or "/" in rest:
                 continue
             if first == "topology":

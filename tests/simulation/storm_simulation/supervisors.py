@@ -272,7 +272,7 @@ class SimulatedSupervisor:
         if self.process is not None and not self.process.dead:
             if self._stop is not None and self._stop.is_set():
                 # It is about to end: whoever supervises it starts it then.
-                self.process.at_end.append(lambda: self.cluster.kernel.after(0.1, self.cluster.start_missing) and None)
+                self.process.at_end.append(self._start_soon)
             return
         conf = self.cluster.conf(**{"storm.local.hostname": self.host.name})
         home = self.cluster.home(self.host)
@@ -286,6 +286,9 @@ class SimulatedSupervisor:
             process.kill(0)
 
         process.spawn(main)
+
+    def _start_soon(self) -> None:
+        self.cluster.kernel.after(0.1, self.cluster.start_missing)
 
     def stop(self) -> None:
         """An ordered end; the workers go on."""
