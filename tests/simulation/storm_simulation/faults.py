@@ -146,9 +146,9 @@ def _hung_and_cut(faults: Faults) -> Undo | None:
 
     def mend() -> None:
         cluster.links.mend(host.name)
-        cluster.links.slow[host.name] = faults.rng.choice((0.02, 0.2, 1.0))
-        cluster.kernel.after(3.0, cluster.links.slow.pop, host.name, None)
-        cluster.kernel.after(3.0 * faults.rng.random(), resume)
+        cluster.links.slow[host.name] = faults.rng.choice((0.02, 0.5, 2.0))
+        cluster.kernel.after(6.0, cluster.links.slow.pop, host.name, None)
+        cluster.kernel.after(4.0 * faults.rng.random(), resume)
 
     return mend
 
