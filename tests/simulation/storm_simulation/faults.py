@@ -131,8 +131,12 @@ def _hang(faults: Faults, found: list[SimulatedWorker]) -> Undo | None:
 
 @fault("worker hangs")
 def _worker_hangs(faults: Faults) -> Undo | None:
-    process = faults.process("worker-")
-    return None if process is None else _hang(faults, [faults.cluster.workers[process.pid]])
+    """A component blocks, in every worker of its topology."""
+    process, workers = faults.process("worker-"), faults.cluster.workers
+    if process is None:
+        return None
+    topology_id = workers[process.pid].spec.topology_id
+    return _hang(faults, [each for each in workers.values() if each.spec.topology_id == topology_id])
 
 
 @fault("workers hang, cut off")
@@ -150,7 +154,8 @@ def _hung_and_cut(faults: Faults) -> Undo | None:
         cluster.kernel.after(6.0, cluster.links.slow.pop, host.name, None)
         cluster.kernel.after(4.0 * faults.rng.random(), resume)
 
-    return mend
+    # Mostly long enough for another worker to have the tasks by then.
+    return lambda: cluster.kernel.after(faults.rng.choice((0.0, 8.0, 12.0)), mend)
 
 
 @fault("command killed")
