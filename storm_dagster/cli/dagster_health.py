@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -14,9 +14,7 @@ from storm_dagster.model.security import Security
 from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.queries import LOCATIONS
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
-
-HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
-"""State, problem or measurement, and remedy."""
+from storm_dagster.operations.read.exposures import HealthResult
 
 # Reads runs and heartbeats: both lie in the storage.
 _QUERY = """

@@ -369,9 +369,10 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
         return _report_invariants(invocation, stable_secs)
     checks = _CHECKS
     if security:
-        from storm_dagster.cli.security_report import exposures
+        from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 
-        checks = exposures(invocation)
+        place = ClusterPlace(invocation.home, invocation.conf_dir, invocation.conf)
+        checks = {name: lambda _, check=check: check(place) for name, check in exposures(place).items()}
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
         for name, check in checks.items():

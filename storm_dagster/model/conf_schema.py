@@ -90,6 +90,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     "storm.zookeeper.auth.payload": ConfKey(
         "str", "'user:password' of the cluster in ZooKeeper; its nodes are then closed to all others. Secret"
     ),
+    "storm.zookeeper.auth.file": ConfKey("path", "File of lines 'user:password', readable by its owner only"),
     "storm.bind.external": ConfKey("bool", "Allow services beyond loopback, with a secret or TLS"),
     "storm.secret": ConfKey("str", "What daemons, runs and clients of the cluster know. Secret"),
     "storm.secret.file": ConfKey("path", "File that holds storm.secret, readable by its owner only"),

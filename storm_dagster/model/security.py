@@ -45,12 +45,17 @@ def _derived(secret: str, purpose: str) -> bytes:
 
 
 def zookeeper_payload(conf: Any) -> str | None:
-    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from the secret.
+    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from the secret and read from a file.
 
-    Each secret of the file gives a line: the first owns what is created, all are shown.
+    Each secret gives a line, then come those of ``storm.zookeeper.auth.file``: the first owns what is created, all are
+    shown.
     """
-    given = conf.get("storm.zookeeper.auth.payload")
-    return given or "\n".join(f"storm:{_derived(one, 'zookeeper').hex()}" for one in _secrets_of(conf)) or None
+    if given := conf.get("storm.zookeeper.auth.payload"):
+        return given
+    lines = [f"storm:{_derived(one, 'zookeeper').hex()}" for one in _secrets_of(conf)]
+    if file := conf.get("storm.zookeeper.auth.file"):
+        lines += read_private_file(Path(file).expanduser(), "storm.zookeeper.auth.file").splitlines()
+    return "\n".join(lines) or None
 
 
 def read_private_file(path: Path, what: str) -> str:

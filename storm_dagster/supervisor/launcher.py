@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 _KEPT_BACK = frozenset(
     {
         *("storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key"),
+        "storm.zookeeper.auth.file",
         *("dagster.graphql.url", "dagster.graphql.headers", "dagster.graphql.token.file"),
     }
 )

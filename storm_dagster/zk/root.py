@@ -12,6 +12,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
+from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
@@ -96,6 +97,12 @@ def secure_root(session: ZkSession, auth: str, progress: Callable[[int], None] =
 
     visit(session.root or "/")
     return changed
+
+
+def close_top(session: ZkSession) -> None:
+    """Keep all but the session's users from creating nodes beside the root; for a ZooKeeper of this cluster alone."""
+    acl = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
+    session.call(lambda client: client.set_acls_async("/", acl), "the ACL of /")
 
 
 def _acl_of(node: str) -> Callable[[KazooClient], Any]:

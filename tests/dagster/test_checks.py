@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -12,14 +13,16 @@ import pytest
 from storm_dagster.core.invariants import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
-from storm_dagster.defs.observe.checks import CHECK_ASSETS, view_findings
+from storm_dagster.defs.observe.checks import CHECK_ASSETS, EXPOSURES_CHECK, view_findings
 from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS
 from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import ClusterView
+from storm_dagster.testing.cluster import run_cli
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster_world import DagsterWorld, PlainPlanner, make_world
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -59,11 +62,41 @@ def test_every_check_passes_on_a_sound_cluster(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     names = {key.name for key in checks(world)}
-    assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, "blobs_present", "invariants", SETTINGS_CHECK}
-    for name in names - {SETTINGS_CHECK}:  # That one looks at Dagster, not at the cluster.
+    assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, "blobs_present", "invariants", SETTINGS_CHECK, EXPOSURES_CHECK}
+    for name in names - {SETTINGS_CHECK, EXPOSURES_CHECK}:  # They look at Dagster, and at who reaches the cluster.
         evaluation = check(world, name)
         assert evaluation.passed, name
         assert shown(evaluation)["topologies"] == 1
+
+
+def test_exposures_are_those_of_doctor_with_their_remedies(world: DagsterWorld) -> None:
+    evaluation = check(world, EXPOSURES_CHECK)
+    assert not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.WARN
+    listed = run_cli("doctor", "--security", "--json", home=world.home).document["findings"]
+    rows = [record.data for record in shown(evaluation)["findings"]]
+    assert [(row["check"], row["state"], row["found"], row["remedy"] or None) for row in rows] == [
+        (row["check"], row["state"], row["found"], row["mend"]) for row in listed
+    ]
+    exposed = [row for row in listed if row["state"] != "ok"]
+    assert shown(evaluation)["exposures"] == len(exposed)
+    assert {"callers", "ZooKeeper", "workers"} <= {row["check"] for row in exposed}
+    assert all(row["mend"] in (evaluation.description or "") for row in exposed)
+
+
+def test_a_closed_cluster_exposes_nothing(
+    tmp_path: Path, instance: dg.DagsterInstance, zk_conf: dict[str, object]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("a-secret-planted-for-tests-4711")
+    conf = {**zk_conf, "storm.secret.file": str(secret), "supervisor.run.worker.as.user": True}
+    with StormClusterState.open(conf, create_root=True) as cluster:
+        world = make_world(tmp_path / "home", instance, conf, cluster, {"spark": PlainPlanner()})
+        world.home.chmod(0o711)
+        evaluation = check(world, EXPOSURES_CHECK)
+        assert evaluation.passed, evaluation.description
+        world.home.chmod(0o755)
+        assert "chmod 700" in (check(world, EXPOSURES_CHECK).description or "")
 
 
 def test_a_rebalance_that_moved_too_much_is_found(world: DagsterWorld) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.cli import security_report
-from storm_dagster.cli.options import Invocation
-from storm_dagster.cli.security_report import exposures
 from storm_dagster.model.exposure import make_private
+from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.operations.read import exposures as security_report
+from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -21,8 +21,9 @@ SECRET = "a-secret-planted-for-tests-4711"
 
 
 def found(home: Path, **keys: Any) -> dict[str, list[tuple[str, str, str]]]:
-    invocation = Invocation(home, home, {key.replace("__", "."): value for key, value in keys.items()})
-    return {name: list(check(invocation)) for name, check in exposures(invocation).items()}
+    conf = cluster_conf(home, home, {key.replace("__", "."): value for key, value in keys.items()})
+    place = ClusterPlace(home, home, conf)
+    return {name: list(check(place)) for name, check in exposures(place).items()}
 
 
 def only(rows: list[tuple[str, str, str]]) -> tuple[str, str]:

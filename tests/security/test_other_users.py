@@ -19,6 +19,7 @@ from storm_dagster.model import peers
 from storm_dagster.model.peers import can_tell_users, owners_only, peer_user
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
+from storm_dagster.worker.dataplane.transport import Transport
 
 pytestmark = pytest.mark.skipif(not can_tell_users(), reason="the kernel does not name users of connections")
 
@@ -31,6 +32,24 @@ try:
     print(link.recv(100).hex())
 except OSError:
     print("")
+"""
+_SPEAK = """
+import os, sys, time, zmq
+from zmq.utils.monitor import recv_monitor_message
+link = zmq.Context().socket(zmq.DEALER)
+events = link.get_monitor_socket(zmq.EVENT_CONNECTED)
+os.setuid(int(sys.argv[1]))
+link.setsockopt(zmq.LINGER, 0)
+link.setsockopt(zmq.RECONNECT_IVL, 10)
+link.connect(f"tcp://127.0.0.1:{sys.argv[2]}")
+link.send(b"heard")
+tries, until = 0, time.monotonic() + 1.0
+while (left := until - time.monotonic()) > 0:
+    if events.poll(int(left * 1000) + 1):
+        recv_monitor_message(events)
+        tries += 1
+print(tries, flush=True)
+os._exit(0)
 """
 _HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _THRIFT = b"\0\0\0\4ping"
@@ -84,6 +103,18 @@ def test_another_user_of_the_machine_is_not_served(request: pytest.FixtureReques
     assert b"HTTP/1.1 200" in asked(port, sent, 0) or service == "thrift"
     assert asked(port, sent, 0), "root is served"
     assert asked(start(False), sent, other), "with a secret, whoever has it is"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_a_worker_ends_connections_of_another_user() -> None:
+    transport = Transport("127.0.0.1", 0, "token", 100)
+    try:
+        for user, served in ((pwd.getpwnam("nobody").pw_uid, False), (0, True)):
+            command = [sys.executable, "-c", _SPEAK, str(user), str(transport.port)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            assert (int(done.stdout) == 1) is served, f"it connected {done.stdout} times"
+    finally:
+        transport.close()
 
 
 @pytest.mark.parametrize("asked_directly", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.dev.process_table import CLUSTER_MARK
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.run_file import run_dir
+from storm_dagster.model.security import Security
 from storm_dagster.packaging.roots import target_roots
 
 HOST = "127.0.0.1"
@@ -162,6 +165,19 @@ class ClusterPlan:
             for key, value in self.conf.values.items()
             if self.conf.origins.get(key, "default") not in ("default", own)
         }
+
+    def close_zookeeper(self) -> None:
+        """Give the ZooKeeper of a new HOME a user that only HOME knows; an older one stays as it is."""
+        path = self.home / "zookeeper.user"
+        if self.conf.get("storm.zookeeper.auth.payload") or self.conf.get("storm.zookeeper.auth.file"):
+            return
+        if not path.exists() and not (self.home / "cluster_id").exists() and Security.of(self.conf).secret is None:
+            write_atomically(path, f"storm:{secrets.token_hex(32)}\n", mode=0o600)
+        if path.exists():
+            # Beside a secret that came later it opens what was created before.
+            known = {"storm.zookeeper.auth.file": str(path)}
+            self._overrides = {**self._overrides, **known}
+            self.conf = self.conf.with_values(known, "dev")
 
     def _python(self, verb: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
         merged = {**self._overrides, **values}

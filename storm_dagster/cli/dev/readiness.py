@@ -128,20 +128,22 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
     ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or holds
     another cluster although HOME remembers one: absence is not an order.
     """
-    from storm_dagster.zk.root import create_cluster_root
+    from storm_dagster.zk.root import close_top, create_cluster_root
     from storm_dagster.zk.session import ZkSession
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     merged = cluster_conf().with_values(conf, "dev")
-    root = merged["storm.zookeeper.root"]
+    root, payload = merged["storm.zookeeper.root"], merged["storm.zookeeper.auth.payload"]
     session = ZkSession.connect(
         ",".join(merged["storm.zookeeper.servers"]),
         root=root,
         session_timeout_ms=merged["storm.zookeeper.session.timeout"],
-        auth=merged["storm.zookeeper.auth.payload"],
+        auth=payload,
     )
     try:
         if known is None:
+            if payload is not None:
+                close_top(session)
             create_cluster_root(session, fresh_id)
     finally:
         session.close()

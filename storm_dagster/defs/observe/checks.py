@@ -7,6 +7,7 @@ cluster changes.
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import dagster as dg
 
@@ -19,18 +20,21 @@ from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
 from storm_dagster.defs.keys import (
     ACTIVE_TOPOLOGY,
     ASSIGNMENT,
+    NIMBUS,
     PUBLISHED_ASSIGNMENT,
     SUPERVISORS,
     TOPOLOGY_CODE,
 )
 from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS, placement_check
-from storm_dagster.defs.pictures.metadata import notes
+from storm_dagster.defs.pictures.metadata import notes, table
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
 
+EXPOSURES_CHECK = "exposures"
 _STABLE_SECS = 5.0
 
 _ASSETS: Mapping[str, dg.AssetKey] = {
@@ -93,6 +97,21 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
             return result_of("blobs_present", missing_blobs(view, blobs), len(view.topologies))
 
 
+def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
+    """No exposure that ``doctor --security`` would list; else each with its remedy."""
+    with step_errors():
+        conf_dir = Path(zookeeper.conf_dir) if zookeeper.conf_dir else None
+        place = ClusterPlace(zookeeper.home_path(), conf_dir, zookeeper.conf())
+        rows = [(name, *row) for name, check in exposures(place).items() for row in check(place)]
+    exposed = [row for row in rows if row[1] != "ok"]
+    return dg.AssetCheckResult(
+        passed=not exposed,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="; ".join(f"{found}: {remedy}" for _, _, found, remedy in exposed) or "nothing is exposed",
+        metadata={"exposures": len(exposed), "findings": table("check state found remedy", rows)},
+    )
+
+
 def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
     """Every invariant of the cluster, in at least two looks."""
     home = handles.zookeeper.home_path()
@@ -123,6 +142,12 @@ _CHECKS: Mapping[str, _Check] = {
         ACTIVE_TOPOLOGY,
         "I1 to I8 hold: what `storm-dagster doctor --invariants` asks. Looks for as long as something is broken.",
         invariants_check,
+    ),
+    EXPOSURES_CHECK: (
+        NIMBUS,
+        "Others can do nothing that they should not: what `storm-dagster doctor --security` asks, each exposure with its "
+        "remedy.",
+        exposures_check,
     ),
     SETTINGS_CHECK: (
         SUPERVISORS,

@@ -20,6 +20,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.values import encode_value
 from storm_dagster.model.wire import MAX_FRAME_BYTES, MAX_FRAME_CONTAINERS, Frame, can_travel, encode_frame
 from storm_dagster.operations.live.worker_curve import secure_client, secure_server
+from storm_dagster.worker.dataplane.own_users import refuse_other_users
 from storm_dagster.worker.dataplane.routes import split_bundle
 
 _log = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
 class Transport:
     """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
-    With a ``link_key`` (the cluster has a secret), connections without it are refused.
+    With a ``link_key`` (the cluster has a secret), connections without it are refused; else those of other users.
     """
 
     def __init__(self, host: str, port: int, token: str, batch: int, link_key: str = "") -> None:
@@ -221,6 +222,8 @@ class Transport:
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         _notice_silence(self._router)
         secure_server(self._router, link_key)
+        if not link_key:
+            refuse_other_users(self._router)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             self._router.bind(f"tcp://{host}:{port}")

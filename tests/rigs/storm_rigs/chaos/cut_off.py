@@ -59,6 +59,7 @@ class ProxiedNimbus:
             return
         values = {
             **cluster_addresses(self._cluster.endpoints),
+            "storm.zookeeper.auth.file": self._cluster.conf["storm.zookeeper.auth.file"],
             "storm.zookeeper.servers": [link.address for link in self._links],
             "nimbus.http.port": self._http,
             "nimbus.thrift.port": self._thrift,

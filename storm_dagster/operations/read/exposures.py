@@ -5,47 +5,60 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from storm_dagster.cli.dagster_health import HealthResult
-from storm_dagster.cli.options import Invocation
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.exposure import address_beyond_loopback
 from storm_dagster.model.masking import mask_text
 from storm_dagster.model.peers import can_tell_users
 from storm_dagster.model.security import Security
 
+HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
+"""State, problem or measurement, and remedy."""
+
+
+class ClusterPlace(NamedTuple):
+    """A cluster as its clients find it."""
+
+    home: Path
+    conf_dir: Path | None
+    conf: ClusterConf
+
+
 _SECRET = "openssl rand -hex 32 > FILE; chmod 600 FILE; storm.secret.file: FILE"
 _SAFE_ZOOKEEPER = (3, 9, 2)
 
 
-def _callers(invocation: Invocation) -> Iterator[HealthResult]:
-    security = Security.of(invocation.conf)
+def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
+    security = Security.of(place.conf)
     if security.secret is not None:
         yield "ok", "callers prove that they know the secret", ""
         return
     if security.tls:
         yield "warning", "no secret: links of workers are not authenticated", _SECRET
         return
-    who = "nimbus and supervisors serve this user and root" if can_tell_users() else "every local user may do all"
-    yield "warning", f"no secret: {who}; ZooKeeper and the workers' sockets serve every user of this machine", _SECRET
+    who = "daemons and workers serve this user and root" if can_tell_users() else "every local user may do all"
+    yield "warning", f"no secret: {who}; ZooKeeper takes connections of every user of this machine", _SECRET
 
 
-def _tls(invocation: Invocation) -> Iterator[HealthResult]:
-    if Security.of(invocation.conf).tls:
+def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
+    if Security.of(place.conf).tls:
         yield "ok", "HTTP and Thrift speak TLS; traffic to ZooKeeper does not", "keep ZooKeeper on a trusted network"
-    elif (outside := address_beyond_loopback(str(invocation.conf["storm.local.hostname"]))) is not None:
+    elif (outside := address_beyond_loopback(str(place.conf["storm.local.hostname"]))) is not None:
         yield "warning", f"no TLS: answers from {outside} can be read on the way", "set storm.tls.cert, .key and .ca"
     else:
         yield "ok", "no TLS, and every port is on loopback", ""
 
 
-def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
+def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
     from storm_dagster.zk.embedded import server_status
     from storm_dagster.zk.root import is_open_to_all
 
-    conf = invocation.conf
-    if ClusterFile.read(invocation.home) is None and conf.origins["storm.zookeeper.servers"] == "default":
+    conf = place.conf
+    if ClusterFile.read(place.home) is None and conf.origins["storm.zookeeper.servers"] == "default":
         yield "ok", "none is configured; the one of dev serves this machine", ""
         return
     answering: list[str] = []
@@ -68,19 +81,19 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", "nodes of the cluster are closed to others", ""
 
 
-def _home(invocation: Invocation) -> Iterator[HealthResult]:
-    home = invocation.home
+def _home(place: ClusterPlace) -> Iterator[HealthResult]:
+    home = place.home
     mode = stat.S_IMODE(home.stat().st_mode) if home.exists() else 0o700
     # Workers of other users pass through it; what lies in it is closed.
-    passed = 0o011 if invocation.conf.get("supervisor.run.worker.as.user") else 0
+    passed = 0o011 if place.conf.get("supervisor.run.worker.as.user") else 0
     if mode & 0o077 & ~passed:
         yield "warning", f"{home} has mode {mode:o}: others can read code, logs and tokens", f"chmod 700 {home}"
     else:
         yield "ok", f"{home} is closed to other users", ""
 
 
-def _spark(invocation: Invocation) -> Iterator[HealthResult]:
-    remote = str(invocation.conf.get("spark.remote") or "")
+def _spark(place: ClusterPlace) -> Iterator[HealthResult]:
+    remote = str(place.conf.get("spark.remote") or "")
     host = urlsplit(remote).hostname
     if host and "use_ssl=true" not in remote and (outside := address_beyond_loopback(host)):
         remedy = "put Spark behind a TLS proxy (;use_ssl=true), or on this host"
@@ -89,11 +102,11 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", "no Spark beyond loopback without TLS", ""
 
 
-def _dagster(invocation: Invocation) -> Iterator[HealthResult]:
+def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
     import httpx
 
-    cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
-    url = str(invocation.conf.get("dagster.graphql.url") or "")
+    cluster = ClusterFile.read(place.home) if place.conf_dir is None else None
+    url = str(place.conf.get("dagster.graphql.url") or "")
     if not url and cluster is not None and cluster.dagster is not None:
         url = f"{cluster.dagster.url.rstrip('/')}/graphql"
     try:
@@ -113,17 +126,17 @@ def _dagster(invocation: Invocation) -> Iterator[HealthResult]:
         yield "ok", "no Dagster answers untrusted clients", ""
 
 
-def _workers(invocation: Invocation) -> Iterator[HealthResult]:
-    if invocation.conf.get("supervisor.run.worker.as.user"):
+def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
+    if place.conf.get("supervisor.run.worker.as.user"):
         yield "ok", "workers run under users of their own", ""
         return
     remedy = "let only administrators submit, or give each team its own cluster under a user of its own"
     yield "warning", "WORKERS RUN AS THE DAEMONS' USER: WHOEVER MAY SUBMIT IS AN ADMINISTRATOR", remedy
 
 
-def exposures(invocation: Invocation) -> dict[str, Callable[[Invocation], Iterator[HealthResult]]]:
+def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterator[HealthResult]]]:
     """The checks by name; an error when the conf cannot be read, by which each would fail."""
-    Security.of(invocation.conf)
+    Security.of(place.conf)
     return {
         "callers": _callers,
         "TLS": _tls,
