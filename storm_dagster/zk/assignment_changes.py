@@ -62,5 +62,5 @@ def changes_since(raw: bytes, now: int, since: int) -> dict[str, _Nodes] | None:
 def _decode(raw: bytes) -> _Changes:
     try:
         return msgspec.json.decode(raw, type=_Changes)
-    except msgspec.DecodeError:
+    except ValueError:
         return _Changes()

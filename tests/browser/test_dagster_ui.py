@@ -138,7 +138,8 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster
 @pytest.mark.browser
 def test_a_kill_is_launched_from_its_form(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("kill_topology")
-    ui.write_config("ops", KILL)
+    # Nothing has a default: its form begins empty.
+    ui.write_config("{}", KILL)
     ui.launch()
     ui.wait_success(steps=1)
     eventually(lambda: cluster.topologies() == [], 60, "the topology gone", interval=0.5)

@@ -120,7 +120,7 @@ def hostile(cluster: LocalCluster) -> Iterator[str]:
     endpoints = cluster.endpoints
     targets = [
         endpoints.dagster.url.rstrip("/"),
-        endpoints.nimbuses[0].http.rstrip("/"),
+        leader_url(cluster),
         supervisor_url(cluster),
         cluster.show(NAME)["id"],
         MUTATION,
@@ -145,6 +145,11 @@ def hostile(cluster: LocalCluster) -> Iterator[str]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def leader_url(cluster: LocalCluster) -> str:
+    urls = [nimbus.http.rstrip("/") for nimbus in cluster.endpoints.nimbuses]
+    return next(url for url in urls if httpx.get(f"{url}/healthz", trust_env=False).json()["leader"])
 
 
 def supervisor_url(cluster: LocalCluster) -> str:
@@ -202,7 +207,13 @@ def test_what_it_tried_works_for_a_program(cluster: LocalCluster) -> None:
     """The requests are right; who makes them decides."""
     dagster(cluster, MUTATION)
     assert "forged" in dagster(cluster, PARTITIONS)["assetNodeOrError"]["partitionKeys"]
-    nimbus, topology_id = cluster.endpoints.nimbuses[0].http.rstrip("/"), cluster.show(NAME)["id"]
+    dagster(
+        cluster,
+        MUTATION.replace("addDynamicPartition", "deleteDynamicPartitions").replace(
+            'partitionKey: "forged"', 'partitionKeys: ["forged"]'
+        ),
+    )
+    nimbus, topology_id = leader_url(cluster), cluster.show(NAME)["id"]
     answer = httpx.post(
         f"{nimbus}/api/v1/topology/{topology_id}/kill/0", trust_env=False, timeout=60, follow_redirects=True
     )

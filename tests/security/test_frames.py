@@ -95,6 +95,20 @@ def test_garbage_has_no_token(raw: bytes) -> None:
     assert sender_token(raw) == "" and known.loop.bad_frames == 1
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"token":"\xff"}',
+        b'{"token":"own","op":"\xff"}',
+        encode_frame(Frame("friend", [(1, 2, "stream", [])])).replace(b"stream", b"str\xffam"),
+    ],
+)
+def test_text_that_is_no_utf_8_is_dropped(raw: bytes) -> None:
+    known = Known()
+    known.sends(raw)
+    assert known.loop.bad_frames == 1 and not known.delivered
+
+
 def test_a_peer_cannot_harm_the_worker_by_depth_or_by_number() -> None:
     known = Known()
     head = bomb("friend", 0).partition(b"\x91\xdd")[0]

@@ -184,6 +184,8 @@ def test_the_socket_of_a_worker(tmp_path: Path, zk_cluster: StormClusterState, z
             name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=ids) for name, ids in kinds.items()
         }
     )
+    # A worker whose session has ended answers nobody: on a busy machine that would not be the attack.
+    zk_conf = {**zk_conf, "storm.zookeeper.session.timeout": 20_000}
     rig = WorkerRig(tmp_path, zk_cluster, zk_conf, builder.build(), table, code={"rig_code.py": WORDS})
     port = free_port()
     try:
@@ -245,7 +247,8 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
         return link
 
     def ask() -> None:
-        peer = LineConnection.connect(home, DEADLINE)
+        # Where its queue is full, it says so at once.
+        peer = eventually(lambda: LineConnection.connect(home, DEADLINE), DEADLINE, "room", ignore=(BlockingIOError,))
         try:
             peer.send({"module": "another"})
             answer = peer.receive(DEADLINE)
@@ -262,8 +265,9 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
 
         eventually(listens, 60, "the warm process", ignore=(OSError,))
         forks = psutil.Process(warm.pid)
-        # Only this user gets there. Each connection has a process; none outlives it for long.
-        fuzz(Listener("warm runs", warm.pid, connect, launcher_messages, ask, held=8))
+        # Only this user gets there, and a launcher that is not answered starts its run the stock way. Each connection
+        # has a process, which does not outlive it for long.
+        fuzz(Listener("warm runs", warm.pid, connect, launcher_messages, ask, held=8, pause=0.3))
         eventually(lambda: not forks.children(), 60, "the end of the forks")
     finally:
         warm.terminate()

@@ -32,8 +32,8 @@ def _watch(events: zmq.Socket[bytes]) -> None:
     with events, contextlib.suppress(zmq.ContextTerminated):
         while True:
             event = recv_monitor_message(events)
-            # It may have left, and its descriptor be another connection's.
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(event["value"])) as link:
+            # It may have left, and its descriptor be another socket's.
+            with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(event["value"])) as link:
                 own, peer = link.getsockname(), link.getpeername()
                 ours = str(own[1]) == event["endpoint"].rpartition(b":")[2].decode()
                 if ours and not is_own_peer(own, peer):

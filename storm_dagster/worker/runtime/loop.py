@@ -264,7 +264,7 @@ class Loop:
             if not can_travel(raw):
                 raise msgspec.DecodeError("too many containers")
             frame = decode_frame(raw)
-        except (msgspec.MsgspecError, RecursionError, MemoryError):
+        except (ValueError, RecursionError, MemoryError):
             self.bad_frames += 1
             return
         try:
@@ -348,7 +348,7 @@ class Loop:
                 self.transport.reply(envelope, b'{"error":{"type":"InvalidRequest","message":"wrong token"}}')
                 return
             request = decode_request(payload)
-        except (msgspec.MsgspecError, RecursionError, MemoryError):
+        except (ValueError, RecursionError, MemoryError):
             self.bad_frames += 1
             return
         try:

@@ -51,7 +51,7 @@ class DagsterPages:
         expect(self.page.get_by_placeholder("Partition")).to_have_value(name)
 
     def write_config(self, form: str, text: str) -> None:
-        """Replace the form that names ``form`` by ``text``; wait until the page finds no error in it."""
+        """Replace the form that contains ``form`` by ``text``; wait until the page finds no error in it."""
         editor = self.page.locator(".CodeMirror").filter(has_text=form)
         editor.click()
         self.page.keyboard.press("Control+a")
