@@ -124,11 +124,15 @@ def thrift_messages() -> Message:
             return draw.choice((0.0, -1.5, 1e308, float("nan")))
         if kind == 12:
             return struct_of(more, draw, depth)
-        inner = [part if isinstance(part, tuple) else (part, None) for part in (more if kind == 13 else (more,))]
+
+        def inner(part: Any) -> Any:
+            part_kind, details = part if isinstance(part, tuple) else (part, None)
+            return of(part_kind, details, draw, depth)
+
         if kind == 13:
-            return {of(*inner[0], draw, depth): of(*inner[1], draw, depth) for _ in range(draw.randrange(3))}
+            return {inner(more[0]): inner(more[1]) for _ in range(draw.randrange(3))}
         if kind in (14, 15):
-            return [of(*inner[0], draw, depth) for _ in range(draw.choice((0, 1, 5)))]
+            return [inner(more) for _ in range(draw.choice((0, 1, 5)))]
         return text(draw)
 
     def message(draw: random.Random) -> bytes:
@@ -152,7 +156,9 @@ def worker_messages(token: str, own: str) -> Message:
     def message(draw: random.Random) -> bytes:
         if draw.random() < 0.5:
             payload = encode_frame(Frame("outsider"))
-            with_values = [(draw.choice((1, 2, 99)), 7, text(draw)[:20], [(0, draw.choice((0, 1)), [[value(draw)]])])]
+            with_values: Any = [
+                (draw.choice((1, 2, 99)), 7, text(draw)[:20], [(0, draw.choice((0, 1)), [[value(draw)]])])
+            ]
             try:
                 payload = encode_frame(Frame(draw.choice(("outsider", token)), with_values))
             except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError):
