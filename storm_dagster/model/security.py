@@ -45,10 +45,9 @@ def _derived(secret: str, purpose: str) -> bytes:
 
 
 def zookeeper_payload(conf: Any) -> str | None:
-    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from the secret and read from a file.
+    """User and password in ZooKeeper: ``storm.zookeeper.auth.payload``, else derived from each secret, then of the file.
 
-    Each secret gives a line, then come those of ``storm.zookeeper.auth.file``: the first owns what is created, all are
-    shown.
+    The first line owns what is created, all are shown.
     """
     if given := conf.get("storm.zookeeper.auth.payload"):
         return given

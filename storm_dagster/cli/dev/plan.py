@@ -21,7 +21,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.run_file import run_dir
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.packaging.roots import target_roots
 
 HOST = "127.0.0.1"
@@ -169,11 +169,9 @@ class ClusterPlan:
     def close_zookeeper(self) -> None:
         """Give the ZooKeeper of a new HOME a user that only HOME knows; an older one stays as it is."""
         path = self.home / "zookeeper.user"
-        if self.conf.get("storm.zookeeper.auth.payload") or self.conf.get("storm.zookeeper.auth.file"):
-            return
-        if not path.exists() and not (self.home / "cluster_id").exists() and Security.of(self.conf).secret is None:
+        if zookeeper_payload(self.conf) is None and not path.exists() and not (self.home / "cluster_id").exists():
             write_atomically(path, f"storm:{secrets.token_hex(32)}\n", mode=0o600)
-        if path.exists():
+        if path.exists() and not self.conf.get("storm.zookeeper.auth.file"):
             # Beside a secret that came later it opens what was created before.
             known = {"storm.zookeeper.auth.file": str(path)}
             self._overrides = {**self._overrides, **known}

@@ -7,7 +7,6 @@ cluster changes.
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import dagster as dg
 
@@ -100,8 +99,7 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
 def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
     """No exposure that ``doctor --security`` would list; else each with its remedy."""
     with step_errors():
-        conf_dir = Path(zookeeper.conf_dir) if zookeeper.conf_dir else None
-        place = ClusterPlace(zookeeper.home_path(), conf_dir, zookeeper.conf())
+        place = ClusterPlace(zookeeper.home_path(), zookeeper.conf_dir, zookeeper.conf())
         rows = [(name, *row) for name, check in exposures(place).items() for row in check(place)]
     exposed = [row for row in rows if row[1] != "ok"]
     return dg.AssetCheckResult(
@@ -145,8 +143,7 @@ _CHECKS: Mapping[str, _Check] = {
     ),
     EXPOSURES_CHECK: (
         NIMBUS,
-        "Others can do nothing that they should not: what `storm-dagster doctor --security` asks, each exposure with its "
-        "remedy.",
+        "Nothing is exposed to others, as `storm-dagster doctor --security` checks; else what, with its remedy.",
         exposures_check,
     ),
     SETTINGS_CHECK: (

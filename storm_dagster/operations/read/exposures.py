@@ -24,7 +24,7 @@ class ClusterPlace(NamedTuple):
     """A cluster as its clients find it."""
 
     home: Path
-    conf_dir: Path | None
+    conf_dir: Path | str | None
     conf: ClusterConf
 
 
@@ -137,12 +137,5 @@ def _workers(place: ClusterPlace) -> Iterator[HealthResult]:
 def exposures(place: ClusterPlace) -> dict[str, Callable[[ClusterPlace], Iterator[HealthResult]]]:
     """The checks by name; an error when the conf cannot be read, by which each would fail."""
     Security.of(place.conf)
-    return {
-        "callers": _callers,
-        "TLS": _tls,
-        "ZooKeeper": _zookeeper,
-        "HOME": _home,
-        "Spark": _spark,
-        "Dagster": _dagster,
-        "workers": _workers,
-    }
+    names = ("callers", "TLS", "ZooKeeper", "HOME", "Spark", "Dagster", "workers")
+    return dict(zip(names, (_callers, _tls, _zookeeper, _home, _spark, _dagster, _workers), strict=True))
