@@ -129,17 +129,14 @@ def _secure_nodes(invocation: Invocation) -> None:
     from storm_dagster.zk.storm_cluster_state import open_session
 
     conf = invocation.conf
-    auth = zookeeper_payload(conf)
-    if auth is None:
+    if zookeeper_payload(conf) is None:
         raise InvalidRequest(
             "the cluster has no user in ZooKeeper: set storm.secret.file (a user is derived from it) or "
             "storm.zookeeper.auth.payload"
         )
     session = open_session(conf.values)
     try:
-        changed = secure_root(
-            session, auth, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True)
-        )
+        changed = secure_root(session, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True))
     finally:
         session.close()
     place = f"{session.root or '/'} in ZooKeeper at {session.hosts}"

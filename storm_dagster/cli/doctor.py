@@ -24,7 +24,7 @@ from storm_dagster.cli.process_states import healing_sensor
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import Security, zookeeper_tls
 from storm_dagster.model.spark_token import derived_spark_token
 
 _SPARK_SECS = 20.0
@@ -169,12 +169,12 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
         host, colon, port = server.rpartition(":")
         host, port = (host, int(port)) if colon else (server, conf["storm.zookeeper.port"])
         began = time.monotonic()
-        if server_answers(host, port):
+        if server_answers(host, port, tls=zookeeper_tls(conf)):
             yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""
         else:
             yield (
                 "broken",
-                f"{host}:{port} does not answer",
+                f"{host}:{port} does not answer{' over TLS' if conf['storm.zookeeper.ssl.enable'] else ''}",
                 "start it (`storm-dagster dev` or `storm-dagster zookeeper`), or correct storm.zookeeper.servers",
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import Security, zookeeper_tls
 
 
 @dataclass
@@ -67,7 +68,8 @@ class Invocation:
         servers = conf["storm.zookeeper.servers"] if ours else []
         with ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool:
             found = [pool.submit(_is_nimbus, url, options) for url in seeds]
-            found += [pool.submit(_is_zookeeper, server, conf["storm.zookeeper.port"]) for server in servers]
+            port, tls = conf["storm.zookeeper.port"], zookeeper_tls(conf)
+            found += [pool.submit(_is_zookeeper, server, port, tls) for server in servers]
             if any(each.result() for each in found):
                 return
         where = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
@@ -94,11 +96,11 @@ def _is_nimbus(url: str, options: Mapping[str, Any]) -> bool:
         return "certificate" in str(error).lower()
 
 
-def _is_zookeeper(server: str, default_port: int) -> bool:
+def _is_zookeeper(server: str, default_port: int, tls: ssl.SSLContext | None) -> bool:
     from storm_dagster.zk.embedded import server_answers
 
     host, colon, port = server.rpartition(":")
-    return server_answers(host if colon else server, int(port) if colon else default_port, _PROBE_SECS)
+    return server_answers(host if colon else server, int(port) if colon else default_port, _PROBE_SECS, tls)
 
 
 def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:

@@ -91,6 +91,15 @@ CONF_KEYS: dict[str, ConfKey] = {
         "str", "'user:password' of the cluster in ZooKeeper; its nodes are then closed to all others. Secret"
     ),
     "storm.zookeeper.auth.file": ConfKey("path", "File of lines 'user:password', readable by its owner only"),
+    "storm.zookeeper.ssl.enable": ConfKey("bool", "Speak TLS with ZooKeeper; the embedded server does not"),
+    "storm.zookeeper.ssl.truststore.path": ConfKey(
+        "path", "PEM certificates of the authority of ZooKeeper's servers; readable for workers"
+    ),
+    "storm.zookeeper.ssl.keystore.path": ConfKey(
+        "path", "PEM file with certificate and key for servers that ask for one; not for workers of other users"
+    ),
+    "storm.zookeeper.ssl.keystore.password": ConfKey("str", "Password of the key in it. Secret"),
+    "storm.zookeeper.ssl.hostnameVerification": ConfKey("bool", "Whether servers' certificates must name their hosts"),
     "storm.bind.external": ConfKey("bool", "Allow services beyond loopback, with a secret or TLS"),
     "storm.secret": ConfKey("str", "What daemons, runs and clients of the cluster know. Secret"),
     "storm.secret.file": ConfKey("path", "File that holds storm.secret, readable by its owner only"),
@@ -166,6 +175,9 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "supervisor.run.worker.as.user": ConfKey(
         "bool", "Run workers as topology.submitter.user, else as supervisor.worker.user; the supervisor must be root"
+    ),
+    "supervisor.worker.zookeeper.keystore.path": ConfKey(
+        "path", "storm.zookeeper.ssl.keystore.path of workers of other users; no password"
     ),
     "supervisor.worker.user": ConfKey("str", "User (name or uid) of workers whose submitter is no user of the host"),
     "supervisor.rack": ConfKey("str", "Rack of this host; null: unknown"),

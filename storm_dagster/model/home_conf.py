@@ -44,6 +44,7 @@ def cluster_addresses(cluster: ClusterFile) -> dict[str, Any]:
     values: dict[str, Any] = {
         "storm.zookeeper.servers": cluster.zookeeper.split(","),
         "storm.zookeeper.root": cluster.zookeeper_root,
+        "storm.zookeeper.ssl.enable": False,
     }
     if cluster.nimbuses:
         values["nimbus.seeds"] = [nimbus.http.partition("://")[2].rstrip("/") for nimbus in cluster.nimbuses]

@@ -22,6 +22,7 @@ from storm_dagster.model.signing import signer
 
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
+_ZOOKEEPER_TLS = "storm.zookeeper.ssl"
 
 
 def _secrets_of(conf: Any) -> tuple[str, ...]:
@@ -55,6 +56,35 @@ def zookeeper_payload(conf: Any) -> str | None:
     if file := conf.get("storm.zookeeper.auth.file"):
         lines += read_private_file(Path(file).expanduser(), "storm.zookeeper.auth.file").splitlines()
     return "\n".join(lines) or None
+
+
+def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
+    """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``; ``None`` where it is not enabled."""
+    if not conf.get(f"{_ZOOKEEPER_TLS}.enable"):
+        return None
+    truststore, keystore, verified = (
+        f"{_ZOOKEEPER_TLS}.{part}" for part in ("truststore.path", "keystore.path", "hostnameVerification")
+    )
+    if not conf.get(truststore):
+        raise InvalidRequest(
+            f"{_ZOOKEEPER_TLS}.enable needs {truststore}: name the PEM certificates of the authority of ZooKeeper's servers"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = bool(conf.get(verified, True))
+    loading = truststore
+    try:
+        context.load_verify_locations(conf[truststore])
+        if conf.get(keystore):
+            loading = keystore
+            # With an empty password, OpenSSL does not ask for one at the terminal.
+            context.load_cert_chain(conf[keystore], password=conf.get(f"{_ZOOKEEPER_TLS}.keystore.password") or "")
+    except OSError as error:
+        raise InvalidRequest(
+            f"{loading} {conf[loading]} cannot be used ({error.strerror or error}): name a PEM file that this user may "
+            "read (a keystore holds certificate and key, and its password is in .keystore.password)"
+        ) from None
+    return context
 
 
 def read_private_file(path: Path, what: str) -> str:

@@ -88,7 +88,7 @@ def gray_upgrade(
 ) -> UpgradeResult:
     """Begin an upgrade with the uploaded code of ``handle``, or go on with the one under way (no ``handle``).
 
-    Asks for one batch; the topology master picks it. With an empty selection a new upgrade takes that of the new
+    Asks for one batch; the topology master's supervisor picks it. With an empty selection a new upgrade takes that of the new
     code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). Repeated with the ``token`` that
     began it, nothing is done again. Everything is checked, stored and replicated before the topology is touched.
 

@@ -22,8 +22,9 @@ from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.model.security import Security, zookeeper_payload
+from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec
+from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
@@ -36,9 +37,11 @@ _KEPT_BACK = frozenset(
     {
         *("storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key"),
         "storm.zookeeper.auth.file",
+        PAYLOAD,
         *("dagster.graphql.url", "dagster.graphql.headers", "dagster.graphql.token.file"),
     }
 )
+_KEYSTORE = "storm.zookeeper.ssl.keystore.path"
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
 
@@ -123,11 +126,13 @@ class Launcher:
         self._host = host
         self._conf = dict(cluster_conf)
         self._security = Security.of(self._conf)
-        # User code runs in workers: they get their own link key, never the cluster's secrets.
+        # User code runs in workers: they get their own link key and ZooKeeper user, never the cluster's secrets.
         self._handed = {key: value for key, value in self._conf.items() if key not in _KEPT_BACK}
-        self._handed["storm.zookeeper.auth.payload"] = zookeeper_payload(self._conf)
+        self._users = ZooKeeperUsers.of(self._conf)
         if self._conf["supervisor.run.worker.as.user"]:
             open_home(home)
+            keystore = self._conf["supervisor.worker.zookeeper.keystore.path"]
+            self._handed |= {_KEYSTORE: keystore, "storm.zookeeper.ssl.keystore.password": None}
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
         """Start a worker of ``work`` in slot ``port``.
@@ -149,7 +154,7 @@ class Launcher:
             host=self._host,
             port=port,
             home=str(self._home),
-            conf=self._handed,
+            conf={**self._handed, **(self._users.worker_conf(work.topology_id) if self._users else {})},
             link_key=link_key_of(self._security, work.topology_id),
             code_dir=str(code.path),
             code=code.sha256[:16],

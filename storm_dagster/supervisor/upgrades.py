@@ -1,4 +1,5 @@
-"""A supervisor's part in gray upgrades: the state below ``/gray_upgrade``, and the writes about its own workers.
+"""A supervisor's part in gray upgrades: the state below ``/gray_upgrade``, the writes about its own workers, and the
+batches of topologies whose master runs here.
 
 Belongs to the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterLink`. The slots themselves know
 nothing of upgrades: they get the code to run, and report how that went.
@@ -12,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from storm_dagster.core.slots.model import Work
-from storm_dagster.core.upgrade.machine import Move, SlotRun, early_failure, next_move
+from storm_dagster.core.upgrade.machine import Move, SlotRun, early_failure, next_move, pick
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.errors import Conflict
+from storm_dagster.model.errors import Conflict, Corrupt, Fenced
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import UpgradeState
-from storm_dagster.zk.gray_upgrades import write_move
+from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
@@ -109,7 +111,32 @@ class Upgrades:
             if move is not None:
                 self._write(cluster, topology_id, state, move)
                 stale.add(topology_id)
+        requested = (each for each, state in self.states.items() if state.record is not None and state.record.continue_)
+        stale.update(each for each in requested if each not in stale and self._pick(cluster, each, self.states[each]))
         return stale
+
+    def _pick(self, cluster: StormClusterState, topology_id: str, state: UpgradeState) -> bool:
+        """Pick the batch that was asked for, where the topology master runs; whether the upgrade is to be read again.
+
+        JStorm's topology master picks itself. Here user code runs beside it, which must not name the code to run.
+        """
+        try:
+            epoch, assigned = cluster.epoch(), cluster.read_assignment(topology_id)
+            table = cluster.read_tasks(topology_id)
+            if epoch is None or assigned is None or table is None:
+                return False
+            snapshot = UpgradeSnapshot(state, assigned[0], table)
+            master, batch = snapshot.master, pick(snapshot)
+            if master is None or master.node != self._id or batch is None:
+                return False
+            version = assigned[1].version
+            write_pick(cluster.state, topology_id, state, batch, epoch=epoch[0], assignment_version=version)
+        except (Conflict, Corrupt, Fenced) as error:
+            _log.info("the upgrade of %s moved on: %s", topology_id, error.message)
+        else:
+            chosen = ", ".join(batch.workers) or "empty, the requested workers do not exist"
+            _log.info("upgrade of %s: the next batch is %s", topology_id, chosen)
+        return True
 
     def _write(self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move) -> bool:
         try:

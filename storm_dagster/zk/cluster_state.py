@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import uuid
@@ -15,6 +16,7 @@ from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.model.view import Versioned
+from storm_dagster.model.zookeeper_access import worker_may_have_made
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, CREATED, DATA_CHANGED, DELETED, ClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
@@ -24,6 +26,7 @@ _log = logging.getLogger(__name__)
 _EVENTS = {"CREATED": CREATED, "DELETED": DELETED, "CHANGED": DATA_CHANGED, "CHILD": CHILDREN_CHANGED}
 # Races between reading a node and acting on it are run again this often before they are a Conflict.
 _ATTEMPTS = 10
+_CLOSED = (b"", ZnodeStat(*[-1] * len(ZnodeStat._fields)))
 
 
 def parent_of(path: str) -> str:
@@ -137,19 +140,25 @@ class ZooKeeperClusterState(ClusterState):
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
         watcher = self._watch(watch)
-        if watch or len(many) < 2:
-            answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch)
-        else:
-            answers = self.session.read_nodes([self.session.full(path) for path in many], f"a read of {many[0]}")
+        answers: list[Any] | None = None
+        if not watch and len(many) > 1:
+            # One node that a worker has closed fails the whole request: then they are read one by one.
+            with contextlib.suppress(InvalidRequest):
+                answers = self.session.read_nodes([self.session.full(path) for path in many], f"a read of {many[0]}")
+        if answers is None:
+            answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch, _CLOSED)
         return [None if answer is None else (answer[0], _versioned(answer[1])) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
         watcher = self._watch(watch)
-        answers = self._read_many(many, lambda full, client: client.get_children_async(full, watch=watcher), watch)
+        answers = self._read_many(many, lambda full, client: client.get_children_async(full, watch=watcher), watch, [])
         return [None if answer is None else sorted(answer) for answer in answers]
 
-    def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool) -> list[Any]:
-        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch."""
+    def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any) -> list[Any]:
+        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch.
+
+        ``closed`` is the answer for a node that a worker has made and closed: it must not hide those of others.
+        """
         fulls = [self.session.full(path) for path in many]
         answers: list[Any] = [None] * len(fulls)
         wanted = list(range(len(fulls)))
@@ -160,6 +169,11 @@ class ZooKeeperClusterState(ClusterState):
             ):
                 if isinstance(answer, NoNodeError):
                     answers[index] = None
+                elif isinstance(answer, InvalidRequest) and worker_may_have_made(many[index]):
+                    # Closed to this client alone, which must be able to read where it lies.
+                    folder = self.session.full("/".join(many[index].split("/")[:3]))
+                    self.session.call(lambda client, folder=folder: client.get_children_async(folder), what, read=True)
+                    answers[index] = closed
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
@@ -192,19 +206,18 @@ class ZooKeeperClusterState(ClusterState):
         The root itself is never created here: state that vanished as a whole must not come back as an
         empty tree. ``Unavailable`` when the root is absent.
         """
-        parts = [part for part in path.split("/") if part]
-        if not parts or self.exists(path):
+        if parent_of(path) == path or self.exists(path):
             return
-        for depth in range(1, len(parts) + 1):
-            node = "/" + "/".join(parts[:depth])
-            try:
-                self._create(node, b"")
-            except NodeExistsError:
-                continue
-            except NoNodeError:
-                if depth == 1:
-                    raise self._no_root() from None
-                raise conflict(f"{parent_of(node)} was deleted meanwhile: try again", node) from None
+        # From below: a worker may create nodes in a few places only.
+        self.mkdirs(parent_of(path))
+        try:
+            self._create(path, b"")
+        except NodeExistsError:
+            return
+        except NoNodeError:
+            if parent_of(path) == "/":
+                raise self._no_root() from None
+            raise conflict(f"{parent_of(path)} was deleted meanwhile: try again", path) from None
 
     def _no_root(self) -> Unavailable:
         return Unavailable(
@@ -214,9 +227,9 @@ class ZooKeeperClusterState(ClusterState):
         )
 
     def _create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
-        full = self.session.full(path)
+        full, acl = self.session.full(path), self.session.acl(path)
         made = self.session.call(
-            lambda client: client.create_async(full, data, ephemeral=ephemeral, sequence=sequence),
+            lambda client: client.create_async(full, data, acl, ephemeral=ephemeral, sequence=sequence),
             f"the creation of {path}",
         )
         return self.session.strip(made)

@@ -7,6 +7,9 @@ both pass through these few methods. Nothing else in the package touches kazoo's
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +18,13 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import AUTH_XID, PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.retry import KazooRetry
-from kazoo.security import ACL, make_digest_acl
 
 from storm_dagster.model.clock import boot_clock
 
 CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
 
+_HANDSHAKE_SECONDS = 5.0
 _SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove no lease
 
 
@@ -40,10 +43,31 @@ class SessionLease:
 
 
 class _Handler(SequentialThreadingHandler):
+    """kazoo's handler, which connects soon, and by TLS with a context of ours: kazoo's own trusts the system's
+    authorities as well."""
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._tls = tls
+
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         # kazoo would wait a whole session timeout for each host that swallows packets.
         kwargs["timeout"] = min(kwargs.get("timeout") or CONNECT_SECONDS, CONNECT_SECONDS)
-        return super().create_connection(*args, **kwargs)
+        link = super().create_connection(*args, **kwargs)
+        if self._tls is None:
+            return link
+        try:
+            link.settimeout(_HANDSHAKE_SECONDS)
+            return self._tls.wrap_socket(link, server_hostname=kwargs["hostname"].strip("[]"))
+        except BaseException:
+            link.close()
+            raise
+
+    def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
+        # What TLS has decrypted already is not seen by the kernel.
+        buffered = [each for each in rlist if isinstance(each, ssl.SSLSocket) and each.pending()]
+        ready = super().select(rlist, wlist, xlist, 0 if buffered else timeout)
+        return ([*buffered, *(each for each in ready[0] if each not in buffered)], *ready[1:])
 
 
 class LeaseConnection(ConnectionHandler):
@@ -54,6 +78,17 @@ class LeaseConnection(ConnectionHandler):
         self.lease = SessionLease()
         self._sent_boot: dict[int, float] = {}
         self._ping_sent_boot = 0.0
+        self.tls_errors: list[ssl.SSLError] = []
+        """Failures of TLS since the last session began."""
+
+    @contextmanager
+    def _socket_error_handling(self) -> Iterator[None]:
+        with super()._socket_error_handling():
+            try:
+                yield
+            except ssl.SSLError as error:
+                self.tls_errors.append(error)
+                raise
 
     def forget_lease(self) -> None:
         """Drop the lease: the session is over."""
@@ -72,6 +107,7 @@ class LeaseConnection(ConnectionHandler):
             self._sent_boot.clear()
             self._ping_sent_boot = 0.0
             if answer.time_out > 0:
+                self.tls_errors.clear()
                 self.lease: SessionLease = SessionLease(answer.session_id, sent, answer.time_out, sent)
         return result
 
@@ -94,31 +130,28 @@ class LeaseConnection(ConnectionHandler):
         return header, buffer, offset
 
 
-def only_for(auth: str) -> list[ACL]:
-    """The ACL that opens a node to the first user of ``auth`` alone."""
-    user, _, password = auth.partition("\n")[0].partition(":")
-    return [make_digest_acl(user, password, all=True)]
-
-
 def make_client(
-    hosts: str, session_timeout_ms: int, client_id: tuple[int, bytes] | None = None, auth: str | None = None
+    hosts: str,
+    session_timeout_ms: int,
+    client_id: tuple[int, bytes] | None = None,
+    auth: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[KazooClient, LeaseConnection]:
     """A kazoo client that is not started yet, and its connection.
 
     It goes on reconnecting in the background at most a second apart for as long as it is open; requests
     never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` (lines "user:password")
-    the client proves itself by digest, also after each reconnection; what it creates is the first user's alone.
+    the client proves itself by digest, also after each reconnection.
     """
     retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
     client = KazooClient(
         hosts=hosts,
         timeout=session_timeout_ms / 1000.0,
         client_id=client_id,
-        handler=_Handler(),
+        handler=_Handler(tls),
         connection_retry=retry,
         randomize_hosts=True,
         auth_data=[("digest", one) for one in auth.split("\n")] if auth else None,
-        default_acl=only_for(auth) if auth else None,
     )
     retry = retry.copy()
     retry.interrupt = client._stopped.is_set

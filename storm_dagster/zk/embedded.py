@@ -12,7 +12,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import ssl
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,12 +191,14 @@ def ensemble_command(
     return command
 
 
-def server_status(host: str, port: int, timeout: float = 1.0) -> bytes:
+def server_status(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None) -> bytes:
     """What the ZooKeeper server at that address says about itself (the ``srvr`` command); empty: it does not answer."""
     answer = b""
     try:
-        with socket.create_connection((host, port), timeout=timeout) as link:
-            link.settimeout(timeout)
+        with ExitStack() as opened:
+            link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
+            if tls is not None:
+                link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
             link.sendall(b"srvr")
             while part := link.recv(4096):
                 answer += part
@@ -203,7 +207,7 @@ def server_status(host: str, port: int, timeout: float = 1.0) -> bytes:
     return answer
 
 
-def server_answers(host: str, port: int, timeout: float = 1.0) -> bool:
+def server_answers(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None) -> bool:
     """Whether a ZooKeeper server at that address serves requests."""
     # `ruok` will not do: it is answered before the server has loaded its state.
-    return b"Mode:" in server_status(host, port, timeout)
+    return b"Mode:" in server_status(host, port, timeout, tls)

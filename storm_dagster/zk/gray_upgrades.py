@@ -84,7 +84,7 @@ def write_pick(
     epoch: int,
     assignment_version: int,
 ) -> None:
-    """Write the topology master's batch, and the record afterwards.
+    """Write the next batch, and the record afterwards.
 
     ``Fenced`` when the epoch is over, ``Conflict`` when the assignment or the upgrade moved on.
     """

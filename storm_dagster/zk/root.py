@@ -7,6 +7,7 @@ a wrong ensemble or wiped state, and never that there is nothing to run. Only an
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,10 @@ from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.records import StateHome, encode_record
+from storm_dagster.model.zookeeper_access import worker_may_have_made
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
-from storm_dagster.zk.connection import only_for
+from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.session import ZkSession
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -29,13 +32,16 @@ def create_root_node(session: ZkSession) -> None:
     for depth in range(1, len(parts) + 1):
         node = "/" + "/".join(parts[:depth])
         try:
-            session.call(lambda client, node=node: client.create_async(node, b""), f"the creation of {node}")
+            session.call(
+                lambda client, node=node: client.create_async(node, b"", session.acl("/")), f"the creation of {node}"
+            )
         except NodeExistsError:
             continue
 
 
 def refuse_open_root(session: ZkSession) -> None:
-    """Raise ``Conflict`` when others than this session's user may change the root or a node right below it.
+    """Raise ``Conflict`` when others than this session's user may change the root or a node right below it, or its workers
+    cannot enter it.
 
     A root that does not exist is no error: it will be created closed.
     """
@@ -53,11 +59,21 @@ def refuse_open_root(session: ZkSession) -> None:
                 "this cluster has a secret: stop it and close its nodes with `storm-dagster zookeeper secure`, or use a new "
                 "storm.zookeeper.root"
             )
+        users, found = session.users, {each.id.id: each.perms for each in answer[0]}
+        if (
+            users
+            and node == below[-1]
+            and found not in [users.acl(paths.CLUSTER_ID, n) for n in range(len(users.lines))]
+        ):
+            raise Conflict(
+                f"{session.root or '/'} in ZooKeeper at {session.hosts} is closed to this cluster's workers, which have users "
+                "of their own: run `storm-dagster zookeeper secure` once (an earlier release left it so, or another secret)"
+            )
 
 
-def is_open_to_all(hosts: str, root: str, timeout: int = 5) -> bool:
+def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None = None, timeout: int = 5) -> bool:
     """Whether a client without credentials may change the root node there, if there is one."""
-    client = KazooClient(hosts, timeout=timeout)
+    client, _ = make_client(hosts, 1000 * timeout, tls=tls)
     try:
         client.start(timeout)
         return any(each.id.scheme == "world" and each.perms & ~1 for each in (client.get_acls(root or "/") or [()])[0])
@@ -70,31 +86,41 @@ def is_open_to_all(hosts: str, root: str, timeout: int = 5) -> bool:
         client.close()
 
 
-def secure_root(session: ZkSession, auth: str, progress: Callable[[int], None] = lambda done: None) -> int:
-    """Close the root and all nodes below it to everybody but the first user of ``auth``; how many were changed.
+def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda done: None) -> int:
+    """Give the root and all nodes below it the ACL that the session's users give to new ones; how many were changed.
 
     May be interrupted and repeated: a node's children are closed before the node. ``progress`` is called with the number
-    of nodes looked at.
+    of nodes looked at. What a worker has closed to the cluster is left as it is.
     """
-    acl, changed, seen = only_for(auth), 0, 0
+    changed, seen = 0, 0
 
     def visit(node: str) -> None:
         nonlocal changed, seen
         try:
             children = session.call(lambda client: client.get_children_async(node), f"the children of {node}")
-            for child in children:
+            # Last the one by which daemons tell that all others were done.
+            for child in sorted(children, key=lambda name: name == paths.CLUSTER_ID[1:]):
                 if (node, child) == ("/", "zookeeper"):
                     continue  # The server's own.
                 visit(f"{node.rstrip('/')}/{child}")
             found, _ = session.call(lambda client: client.get_acls_async(node), f"the ACL of {node}")
+            acl = session.acl(session.strip(node))
             if found != acl:
                 session.call(lambda client: client.set_acls_async(node, acl), f"the ACL of {node}")
                 changed += 1
         except NoNodeError:
             return  # It went meanwhile.
+        except InvalidRequest:
+            if not worker_may_have_made(session.strip(node)):
+                raise
         seen += 1
         progress(seen)
 
+    state = ZooKeeperClusterState(session)
+    for topology_id in state.find_children(paths.TOPOLOGY) or ():
+        # Workers of an earlier release made it themselves.
+        if not state.exists(paths.state_home(topology_id)):
+            state.create_node(paths.state_home(topology_id), encode_record(StateHome(marker="")))
     visit(session.root or "/")
     return changed
 

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 import threading
 import time
 import warnings
@@ -16,9 +17,11 @@ from kazoo import exceptions
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import Callback
+from kazoo.security import ACL, Id
 
 from storm_dagster.model.clock import boot_clock
-from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Conflict, InvalidRequest, Misconfigured, StormDagsterError, Unavailable
+from storm_dagster.model.zookeeper_access import ZooKeeperUsers
 from storm_dagster.zk.connection import LeaseConnection, SessionLease, make_client
 from storm_dagster.zk.multi_read import multi_read_async
 
@@ -74,8 +77,10 @@ class ZkSession:
         session_timeout_ms: int,
         retry_times: int,
         retry_interval_ms: int,
+        users: ZooKeeperUsers | None = None,
     ) -> None:
         self.hosts = hosts
+        self.users = users
         self.root: str = normalize_root(root)
         self._client = client
         self._connection = connection
@@ -100,20 +105,24 @@ class ZkSession:
         retry_interval_ms: int = 100,
         client_id: tuple[int, bytes] | None = None,
         auth: str | None = None,
+        super_acl: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> ZkSession:
         """A connected session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
 
         Nothing is created. ``client_id`` continues an existing session. With ``auth`` (lines of
-        "user:password", digest) the nodes it creates are closed to everybody but the first user. Reads are tried again
+        "user:password", digest) the nodes it creates are the first user's, and its topology's workers' as far as they
+        need them (``model/zookeeper_access``; ``super_acl`` as there). Reads are tried again
         ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection
-        in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``.
+        in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``, and
+        ``Misconfigured`` when ``tls`` does not trust them.
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'")
         normalize_root(root)
         if auth is not None and not all(all(one.partition(":")) for one in auth.split("\n")):
             raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
-        client, connection = make_client(hosts, session_timeout_ms, client_id, auth)
+        client, connection = make_client(hosts, session_timeout_ms, client_id, auth, tls)
         session = ZkSession(
             client,
             connection,
@@ -122,13 +131,36 @@ class ZkSession:
             session_timeout_ms=session_timeout_ms,
             retry_times=retry_times,
             retry_interval_ms=retry_interval_ms,
+            users=None if auth is None else ZooKeeperUsers(auth, super_acl),
         )
         client.start_async()
-        if not session._up.wait(connection_timeout_ms / 1000.0):
+        deadline = time.monotonic() + connection_timeout_ms / 1000.0
+        while not session._up.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
+            failures = list(connection.tls_errors)
+            # As often as there are servers, so that one that is trusted was tried, too.
+            untrusted = len(failures) > hosts.count(",") and all(
+                isinstance(error, ssl.SSLCertVerificationError) for error in failures
+            )
+            if not untrusted and time.monotonic() < deadline:
+                continue
             session.close()
+            if untrusted:
+                raise Misconfigured(
+                    f"ZooKeeper at {hosts} is not trusted ({failures[-1].verify_message}): name the PEM certificates of its "
+                    "authority in storm.zookeeper.ssl.truststore.path, and in storm.zookeeper.servers the hosts that its "
+                    "certificates name"
+                )
+            if tls is not None:
+                why = f" ({failures[-1].reason or failures[-1]})" if failures else ""
+                raise Unavailable(
+                    f"ZooKeeper at {hosts} does not answer over TLS within {connection_timeout_ms} ms{why}: name its "
+                    "secureClientPort in storm.zookeeper.servers, or remove storm.zookeeper.ssl.enable; where it asks for "
+                    "certificates, name one that it trusts in storm.zookeeper.ssl.keystore.path"
+                )
             raise Unavailable(
                 f"ZooKeeper at {hosts} does not answer within {connection_timeout_ms} ms: "
-                "start it (storm-dagster zookeeper, or dev), or correct storm.zookeeper.servers and .port"
+                "start it (storm-dagster zookeeper, or dev), or correct storm.zookeeper.servers and .port "
+                "(over TLS it needs storm.zookeeper.ssl.enable)"
             )
         return session
 
@@ -228,6 +260,12 @@ class ZkSession:
         """The inverse of :meth:`full`."""
         return full_path[len(self.root) :] or "/"
 
+    def acl(self, path: str) -> list[ACL] | None:
+        """The ACL of a node below the root; ``None``, which opens it to everybody, without users."""
+        if self.users is None:
+            return None
+        return [ACL(permissions, Id("digest", digest)) for digest, permissions in self.users.acl(path).items()]
+
     def _guard(self) -> None:
         if os.getpid() != self._pid:
             raise InvalidRequest(
@@ -252,7 +290,8 @@ class ZkSession:
             return Unavailable(f"ZooKeeper at {self.hosts} did not answer {what} in time: read again")
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return InvalidRequest(
-                f"ZooKeeper refuses {what}: this client may not, check the ACL of the node and the credentials"
+                f"ZooKeeper refuses {what}: this client may not, check the credentials and the ACL of the node "
+                "(storm-dagster zookeeper secure sets all of them)"
             )
         if isinstance(error, exceptions.KazooException) and not isinstance(error, _ANSWERS):
             return Conflict(f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents")
@@ -290,7 +329,7 @@ class ZkSession:
     def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
         """Results of many reads in the order given, sent without waiting for each other.
 
-        An error such as ``NoNodeError`` is in the list as that exception. A lost connection starts
+        An error such as ``NoNodeError`` is in the list as that exception, a refusal as ``InvalidRequest``. A lost connection starts
         the slice again, as in :meth:`call`.
         """
         results: list[Any] = []
@@ -305,9 +344,10 @@ class ZkSession:
             try:
                 answers.append(pending.get(timeout=self._reply_seconds))
             except Exception as error:
-                if self._translated(error, what) is not None:
+                translated = self._translated(error, what)
+                if isinstance(translated, Unavailable):
                     raise
-                answers.append(error)
+                answers.append(translated or error)
         return answers
 
     def read_nodes(self, fulls: Sequence[str], what: str) -> list[Any]:

@@ -15,8 +15,9 @@ from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
 from storm_dagster.model.plugins import load_plugin
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
-from storm_dagster.model.security import zookeeper_payload
+from storm_dagster.model.security import zookeeper_payload, zookeeper_tls
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
+from storm_dagster.model.zookeeper_access import SUPER_ACL
 from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_loading, worker_nodes
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
@@ -52,18 +53,21 @@ def open_session(full: Mapping[str, Any]) -> ZkSession:
         retry_times=full["storm.zookeeper.retry.times"],
         retry_interval_ms=full["storm.zookeeper.retry.interval"],
         auth=zookeeper_payload(full),
+        super_acl=full.get(SUPER_ACL) or "",
+        tls=zookeeper_tls(full),
     )
 
 
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
 
-    With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is :class:`Conflict`.
+    With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is :class:`Conflict`. Workers,
+    which cannot read its ACL, trust their supervisor.
     """
     given = conf.values if isinstance(conf, ClusterConf) else conf
     full = {**default_conf(), **given}
     session = open_session(full)
-    if zookeeper_payload(full):
+    if zookeeper_payload(full) and not full.get(SUPER_ACL):
         try:
             root.refuse_open_root(session)
         except BaseException:

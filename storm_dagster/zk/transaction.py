@@ -152,7 +152,8 @@ class Transaction:
             if operation.kind == "check":
                 request.check(full, operation.version)
             elif operation.kind == "create":
-                request.create(full, operation.data, ephemeral=operation.ephemeral, sequence=operation.sequence)
+                acl = self._session.acl(operation.path)
+                request.create(full, operation.data, acl, operation.ephemeral, operation.sequence)
             elif operation.kind == "set":
                 request.set_data(full, operation.data, operation.version)
             else:
@@ -165,8 +166,8 @@ class Transaction:
             raise error
         if isinstance(error, exceptions.NoAuthError):
             raise InvalidRequest(
-                f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, "
-                "check the ACL of the node and the credentials"
+                f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, check the "
+                "credentials and the ACL of the node (storm-dagster zookeeper secure sets all of them)"
             )
         if operation.kind == "check" and operation.path == paths.EPOCH:
             raise Fenced(

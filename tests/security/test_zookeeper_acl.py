@@ -83,20 +83,17 @@ def test_an_existing_tree_is_closed_and_follows_the_secret(tmp_path: Path, zk_co
     with StormClusterState.open(zk_conf, create_root=True) as before:
         before.state.create_node("/tasks/wc-1-1", b"table")
     file = tmp_path / "secret"
-    auth: str | None = None
     for lines in ([SECRET], [SECRET + "-new", SECRET], [SECRET + "-new"]):
         file.touch(mode=0o600)
         file.write_text("\n".join(lines))
         conf = {**zk_conf, "storm.secret.file": str(file)}
-        auth = zookeeper_payload(conf)
         session = open_session({**default_conf(), **conf})
-        assert auth is not None
         # The first time half of it, as if it had been killed.
         if len(lines) == 1 and lines == [SECRET]:
             with pytest.raises(KeyboardInterrupt):
-                secure_root(session, auth, _interrupt)
-        secure_root(session, auth)
-        assert secure_root(session, auth) == 0
+                secure_root(session, _interrupt)
+        secure_root(session)
+        assert secure_root(session) == 0
         session.close()
         with StormClusterState.open(conf) as mine:
             assert mine.state.get_data("/tasks/wc-1-1") == b"table"

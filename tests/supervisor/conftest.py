@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.routing import Route
 
-from storm_dagster.testing.waiting import eventually
-from storm_rigs.blob_server import BlobServer
+from storm_rigs.blob_server import BlobServer, serve_blobs
 
 STAND_IN = '''\
     #!{python} -S
@@ -62,19 +56,8 @@ STAND_IN = '''\
 @pytest.fixture
 def blob_server() -> Iterator[BlobServer]:
     """A real HTTP server on a free port."""
-    blobs = BlobServer()
-    app = Starlette(routes=[Route("/v1/blobs/{key}", blobs.serve_blob, methods=["GET", "HEAD"])])
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    eventually(lambda: server.started, what="the blob server's start")
-    blobs.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield blobs
-    server.should_exit = True
-    thread.join(timeout=10)
-    listener.close()
+    with serve_blobs() as blobs:
+        yield blobs
 
 
 @pytest.fixture

@@ -184,6 +184,7 @@ class DevCluster:
             "storm.zookeeper.servers": plan.zookeeper.split(","),
             "storm.zookeeper.root": plan.conf["storm.zookeeper.root"],
             "storm.zookeeper.auth.payload": zookeeper_payload(plan.conf),
+            "storm.zookeeper.ssl.enable": False,
         }
         cluster_id = readiness.prepare_root(values, known, uuid.uuid4().hex)
         remembered.write_text(cluster_id + "\n", encoding="ascii")

@@ -187,6 +187,7 @@ class ClusterPlan:
         values: dict[str, Any] = {
             "storm.zookeeper.servers": self.zookeeper.split(","),
             "storm.zookeeper.port": self.ports.zookeeper,
+            "storm.zookeeper.ssl.enable": False,
             "nimbus.seeds": [f"{HOST}:{port}" for port in self.ports.http],
             "dagster.graphql.url": f"{self.web_url}/graphql",
         }

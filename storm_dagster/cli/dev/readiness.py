@@ -128,23 +128,19 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
     ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or holds
     another cluster although HOME remembers one: absence is not an order.
     """
-    from storm_dagster.zk.root import close_top, create_cluster_root
-    from storm_dagster.zk.session import ZkSession
-    from storm_dagster.zk.storm_cluster_state import StormClusterState
+    from storm_dagster.zk.root import close_top, create_cluster_root, secure_root
+    from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
 
     merged = cluster_conf().with_values(conf, "dev")
-    root, payload = merged["storm.zookeeper.root"], merged["storm.zookeeper.auth.payload"]
-    session = ZkSession.connect(
-        ",".join(merged["storm.zookeeper.servers"]),
-        root=root,
-        session_timeout_ms=merged["storm.zookeeper.session.timeout"],
-        auth=payload,
-    )
+    session = open_session(merged.values)
     try:
         if known is None:
-            if payload is not None:
+            if session.users is not None:
                 close_top(session)
             create_cluster_root(session, fresh_id)
+        elif session.users is not None:
+            # The tree may be of an earlier release, or of another secret.
+            secure_root(session)
     finally:
         session.close()
     try:

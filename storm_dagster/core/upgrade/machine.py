@@ -1,7 +1,7 @@
 """State machine of a gray upgrade: batches, moves of single workers, and the transitions of the whole upgrade.
 
-The topology master picks (:func:`pick`), each supervisor moves its own workers (:func:`next_move`), the leader and
-the sensor end the upgrade (:func:`due`, :func:`transition`). Every worker is on one version at any instant:
+The supervisor of the topology master picks (:func:`pick`), each one moves its own workers (:func:`next_move`), the leader
+and the sensor end the upgrade (:func:`due`, :func:`transition`). Every worker is on one version at any instant:
 :func:`code_for` says on which.
 """
 
@@ -251,7 +251,7 @@ def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) 
     """Whether a transition whose reply was lost took effect. A rollback needs no asking: its status shows it."""
     record = snapshot.state.record
     if sent.step == "gray_upgrade":
-        # The topology master may have picked its batch since; no other upgrade has its code.
+        # The supervisor may have picked its batch since; no other upgrade has its code.
         return record is not None and sent.record is not None and record.code_dir == sent.record.code_dir
     if sent.step == "continue_upgrade":
         return record == sent.record

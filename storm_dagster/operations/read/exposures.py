@@ -14,7 +14,7 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.exposure import address_beyond_loopback
 from storm_dagster.model.masking import mask_text
 from storm_dagster.model.peers import can_tell_users
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import Security, zookeeper_tls
 
 HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
 """State, problem or measurement, and remedy."""
@@ -46,7 +46,10 @@ def _callers(place: ClusterPlace) -> Iterator[HealthResult]:
 
 def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
     if Security.of(place.conf).tls:
-        yield "ok", "HTTP and Thrift speak TLS; traffic to ZooKeeper does not", "keep ZooKeeper on a trusted network"
+        yield "ok", "HTTP and Thrift speak TLS", ""
+        if not place.conf["storm.zookeeper.ssl.enable"]:
+            remedy = "keep ZooKeeper on a trusted network, or set storm.zookeeper.ssl.enable"
+            yield "ok", "traffic to ZooKeeper is not encrypted", remedy
     elif (outside := address_beyond_loopback(str(place.conf["storm.local.hostname"]))) is not None:
         yield "warning", f"no TLS: answers from {outside} can be read on the way", "set storm.tls.cert, .key and .ca"
     else:
@@ -62,10 +65,11 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         yield "ok", "none is configured; the one of dev serves this machine", ""
         return
     answering: list[str] = []
+    tls = zookeeper_tls(conf)
     for server in conf["storm.zookeeper.servers"]:
         host, colon, port = server.rpartition(":")
         address = (host, int(port)) if colon else (server, int(conf["storm.zookeeper.port"]))
-        found = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", server_status(*address))
+        found = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", server_status(*address, 1.0, tls))
         if found is None:
             yield "ok", f"{server} shows no version: it is stopped, or does not answer srvr", ""
             continue
@@ -74,7 +78,7 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
         if version < _SAFE_ZOOKEEPER:
             shown = ".".join(map(str, version))
             yield "warning", f"{server} is ZooKeeper {shown}, with known holes", "upgrade it to 3.9.2 or newer"
-    if answering and is_open_to_all(",".join(answering), str(conf["storm.zookeeper.root"])):
+    if answering and is_open_to_all(",".join(answering), str(conf["storm.zookeeper.root"]), tls):
         remedy = "stop the cluster, set storm.secret.file, then `storm-dagster zookeeper secure`"
         yield "warning", "everybody who reaches ZooKeeper may change the cluster and make it run code", remedy
     elif answering:

@@ -27,7 +27,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
-from storm_dagster.model.records import StormBase, TaskBeats, encode_record
+from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.assignment_records import append_assignment, read_backup
@@ -299,6 +299,8 @@ def _publish(
         transaction.create(path, content)
     append_assignment(ctx, transaction, record.name, assignment, None)
     transaction.create(paths.topology(topology_id), encode_record(base))
+    # Workers may write it, and make nothing below the base.
+    transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
     # What takes the place of a topology was uploaded (hot deploy), or is its own code again.
     again: Action = "restart" if record.handle is None else "updateTopology"
     announce(ctx, transaction, topology_id, again if replaced is not None else "submitTopology")

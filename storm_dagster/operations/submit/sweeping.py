@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Fenced, KeyNotFound
+from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound
 from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import StormBase
 from storm_dagster.operations.context import OperationsContext
@@ -34,7 +34,11 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
         ("sweep.gray_upgrade", paths.gray_upgrade(topology_id)),
         ("sweep.metrics", paths.metrics(topology_id)),
     ):
-        delete_tree(ctx, epoch, path, name)
+        try:
+            delete_tree(ctx, epoch, path, name)
+        except Conflict as error:
+            # A worker may have put nodes there that are closed to the cluster: they must not keep the topology.
+            ctx.log.warning("%s is left to the cleaner: %s", path, error.message)
     if not ctx.cluster.state.find_children(paths.workers(topology_id)):
         # A worker that is still there keeps its node: the cleaner takes the parent once it is gone.
         delete_tree(ctx, epoch, paths.workers(topology_id), "sweep.workers")

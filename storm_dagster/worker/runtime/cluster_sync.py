@@ -17,8 +17,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.core.upgrade.machine import pick
-from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
@@ -27,7 +25,6 @@ from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.tasks.state_storage import marker_path
-from storm_dagster.zk.gray_upgrades import write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 if TYPE_CHECKING:
@@ -41,7 +38,6 @@ _BLOCKED_SECS = 0.5
 """Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
 _ERRORS_SECS = 1.0
-_UPGRADE_READ_SECS = 600.0
 _MOST_NAMES = 1000
 """Names beyond these get no id, so that the node stays small."""
 
@@ -82,9 +78,7 @@ class ClusterSync:
         """(version of the assignment, task -> component)."""
         self._next_beat = 0.0
         self._dead = ""
-        self._runs_master = False
         self._metric_ids = MetricIdsDriver(spec.topology_id, conf, cluster)
-        self._upgrades = UpgradeDriver(spec.topology_id, cluster, lease)
         self._refreshed = 0.0
         self._levels_known = False
         session = cluster.session
@@ -160,7 +154,6 @@ class ClusterSync:
                 self._write_openings()
                 self._write_errors()
                 self._write_beats()
-                self._advance_upgrade()
             except Unavailable as error:
                 _log.debug("ZooKeeper: %s", error)
                 self._stale.set()
@@ -343,7 +336,6 @@ class ClusterSync:
         if now < self._next_beat or self._view is None:
             return
         beats = self.loop.beats(frozenset(self._view[0].task_slots()))
-        self._runs_master = beats is not None
         if beats is None or beats.version != self._view[1]:
             return  # The loop has not come to the newest placement: the table judges one that is over.
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
@@ -354,11 +346,6 @@ class ClusterSync:
             self._write_node()
         if self._view[2].status in _RUNNING:
             self._metric_ids.drive(self.loop.metric_names(), self._view[1])
-
-    def _advance_upgrade(self) -> None:
-        """Pick the next batch of a gray upgrade, in the topology master."""
-        if self._view is not None and self._runs_master:
-            self._upgrades.drive(self._view[0], self._view[1], self._event)
 
 
 class MetricIdsDriver:
@@ -384,54 +371,6 @@ class MetricIdsDriver:
         if self._known is None:
             _log.info("the topology is active; latencies are taken of %g of the tuples", record.sample_rate)
         self._known = frozenset(record.ids)
-
-
-class UpgradeDriver:
-    """The topology master's part in gray upgrades: it picks each batch, as JStorm's GrayUpgradeHandler does.
-
-    It reads ``/gray_upgrade/<id>`` when that changes.
-    """
-
-    def __init__(self, topology_id: str, cluster: StormClusterState, lease: WorkerLease) -> None:
-        self._id = topology_id
-        self._cluster = cluster
-        self._lease = lease
-        self._changed = threading.Event()
-        self._changed.set()
-        self._read_at = 0.0
-
-    def drive(self, assignment: Assignment, version: int, wake: threading.Event) -> None:
-        """Pick the requested batch, if there is one. ``version`` is the assignment's.
-
-        Call it only in the worker that runs the topology master. The write checks the leadership epoch and the
-        assignment's version, so that a deposed leader's request or an old assignment has no effect.
-        """
-        now = time.monotonic()
-        if not self._changed.is_set() and now - self._read_at < _UPGRADE_READ_SECS:
-            return
-
-        def changed() -> None:
-            self._changed.set()
-            wake.set()
-
-        self._changed.clear()
-        self._read_at = now
-        try:
-            epoch = self._cluster.epoch()
-            state = self._cluster.read_upgrade(self._id, changed)
-            table = self._cluster.read_tasks(self._id) if state.record is not None else None
-            batch = pick(UpgradeSnapshot(state, assignment, table)) if table is not None else None
-            if batch is None or epoch is None or not self._lease.valid():
-                return
-            write_pick(self._cluster.state, self._id, state, batch, epoch=epoch[0], assignment_version=version)
-            chosen = ", ".join(batch.workers) or "empty, the requested workers do not exist"
-            _log.info("gray upgrade: the next batch is %s", chosen)
-        except Conflict as error:
-            _log.info("gray upgrade: read again (%s)", error)
-            self._changed.set()
-        except BaseException:
-            self._changed.set()
-            raise
 
 
 def _ids(node: WorkerNode) -> tuple[int, ...]:

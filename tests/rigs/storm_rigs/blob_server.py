@@ -5,12 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import socket
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import uvicorn
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+
+from storm_dagster.testing.waiting import eventually
 
 
 @dataclass
@@ -54,3 +63,21 @@ def zip_bytes(entries: dict[str, bytes]) -> bytes:
         for name, content in entries.items():
             archive.writestr(name, content)
     return buffer.getvalue()
+
+
+@contextmanager
+def serve_blobs() -> Iterator[BlobServer]:
+    """A real HTTP server on a free port of loopback."""
+    blobs = BlobServer()
+    app = Starlette(routes=[Route("/v1/blobs/{key}", blobs.serve_blob, methods=["GET", "HEAD"])])
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    eventually(lambda: server.started, what="the blob server's start")
+    blobs.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield blobs
+    server.should_exit = True
+    thread.join(timeout=10)
+    listener.close()

@@ -7,6 +7,7 @@ import errno
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
@@ -48,7 +49,10 @@ class EmbeddedZooKeeper:
         tick_ms: int = 500,
         log_path: Path | None = None,
         durable: bool = True,
+        more: Mapping[str, object] | None = None,
     ) -> None:
+        """``more``: further lines of its configuration."""
+        self._more = more
         self.data_dir: Path = Path(data_dir)
         self.host = host
         self.log_path: Path = log_path or self.data_dir / "zookeeper.log"
@@ -103,7 +107,9 @@ class EmbeddedZooKeeper:
         raise AssertionError("unreachable")
 
     def _launch(self, port: int, timeout: float) -> None:
-        command = zookeeper_command(self.data_dir, port, host=self.host, tick_ms=self._tick_ms, durable=self._durable)
+        command = zookeeper_command(
+            self.data_dir, port, host=self.host, tick_ms=self._tick_ms, durable=self._durable, more=self._more
+        )
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             start_of_log = log.tell()

@@ -1,0 +1,176 @@
+"""TLS to ZooKeeper, with a real server that listens on nothing else for clients of a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from storm_dagster.api import TopologyBuilder
+from storm_dagster.cli import security_report
+from storm_dagster.cli.options import Invocation
+from storm_dagster.model.conf import default_conf
+from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
+from storm_dagster.model.records import ComponentTasks, TaskTable
+from storm_dagster.model.security import zookeeper_tls
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.embedded import server_answers
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.worker_rig import WorkerRig, free_port
+
+pytestmark = pytest.mark.zookeeper
+
+
+def pem(path: Path, issued: trustme.LeafCert) -> Path:
+    """Certificate and key in one file, in the form that ZooKeeper reads, too."""
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(*form) + b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    path.chmod(0o600)
+    return path
+
+
+class Server:
+    """The server's TLS port, and the files of its clients."""
+
+    def __init__(self, folder: Path, authority: trustme.CA) -> None:
+        self.port = free_port()
+        self.ca, self.client = folder / "ca.pem", pem(folder / "client.pem", authority.issue_cert("client.example"))
+        self.ca.write_bytes(authority.cert_pem.bytes())
+        server = pem(folder / "server.pem", authority.issue_cert("localhost"))
+        self.more = {
+            "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "secureClientPort": self.port,
+            "secureClientPortAddress": "127.0.0.1",
+            "ssl.keyStore.location": server,
+            "ssl.trustStore.location": self.ca,
+            # Else it looks for the name of its client's address.
+            "ssl.hostnameVerification": "false",
+        }
+
+    def conf(self, **values: Any) -> dict[str, Any]:
+        return {
+            "storm.zookeeper.servers": [f"localhost:{self.port}"],
+            "storm.zookeeper.ssl.enable": True,
+            "storm.zookeeper.ssl.truststore.path": str(self.ca),
+            "storm.zookeeper.ssl.keystore.path": str(self.client),
+            "storm.zookeeper.session.timeout": 8000,
+            **{f"storm.zookeeper.{key.replace('__', '.')}": value for key, value in values.items()},
+        }
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("tls")
+    server = Server(folder, authority)
+    with EmbeddedZooKeeper(folder / "zk", durable=False, more=server.more):
+        yield server
+
+
+@pytest.fixture
+def conf(server: Server, zk_root: str) -> Callable[..., dict[str, Any]]:
+    """Makes the conf of the test's cluster; ``ssl__keystore__path=...`` is a key of ``storm.zookeeper``."""
+    return lambda **values: server.conf(root=zk_root, **values)
+
+
+def test_a_cluster_over_tls(conf: Callable[..., dict[str, Any]]) -> None:
+    with StormClusterState.open({**conf(), "storm.secret": "a-secret-for-tests-4711"}, create_root=True) as cluster:
+        state = cluster.state
+        large = os.urandom(300_000)
+        state.set_data("/tasks/a-1-1", large)
+        # More answers at once than one record of TLS takes.
+        for number in range(300):
+            state.create_node(f"/topology/t-{number}-1", b"x" * number)
+        found = state.get_many([f"/topology/t-{number}-1" for number in range(300)])
+        assert [each[0] for each in found if each] == [b"x" * number for number in range(300)]
+        assert state.get_data("/tasks/a-1-1") == large
+        seen: list[str] = []
+        state.register(lambda kind, path: seen.append(path))
+        state.get_data("/tasks/a-1-1", watch=True)
+        cluster.session.drop_link()
+        assert state.get_data("/tasks/a-1-1", watch=True) == large, "the same session, in a new connection"
+        state.set_data("/tasks/a-1-1", b"small")
+        eventually(lambda: "/tasks/a-1-1" in seen, what="the event")
+
+
+def test_who_is_not_trusted_is_refused_with_the_key(
+    tmp_path: Path, conf: Callable[..., dict[str, Any]], server: Server
+) -> None:
+    other = tmp_path / "other.pem"
+    other.write_bytes(trustme.CA().cert_pem.bytes())
+    with pytest.raises(Misconfigured, match=r"not trusted.*storm\.zookeeper\.ssl\.truststore\.path"):
+        StormClusterState.open(conf(ssl__truststore__path=str(other)))
+    # The server's certificate names localhost.
+    with pytest.raises(Misconfigured, match=r"storm\.zookeeper\.servers the hosts that its certificates name"):
+        StormClusterState.open(conf(servers=[f"127.0.0.1:{server.port}"]))
+    lax = conf(servers=[f"127.0.0.1:{server.port}"], ssl__hostnameVerification=False)
+    with StormClusterState.open(lax, create_root=True) as cluster:
+        assert cluster.cluster_id()
+
+
+def test_without_what_the_server_asks_for_there_is_no_session(
+    conf: Callable[..., dict[str, Any]], zookeeper_server: str
+) -> None:
+    soon = {"connection__timeout": 1500}
+    with pytest.raises(Unavailable, match=r"storm\.zookeeper\.ssl\.keystore\.path"):
+        StormClusterState.open(conf(ssl__keystore__path=None, **soon))
+    with pytest.raises(Unavailable, match=r"storm\.zookeeper\.ssl\.enable"):
+        StormClusterState.open(conf(ssl__enable=False, **soon))
+    with pytest.raises(Unavailable, match=r"over TLS.*secureClientPort"):
+        StormClusterState.open(conf(servers=[zookeeper_server], **soon))
+
+
+@pytest.mark.parametrize("key", ["truststore", "keystore"])
+def test_a_file_that_is_no_pem_is_an_error_with_its_key(tmp_path: Path, server: Server, key: str) -> None:
+    store = tmp_path / "store.jks"
+    store.write_bytes(b"\xfe\xed\xfe\xed")
+    for path in (store, tmp_path / "missing.pem"):
+        with pytest.raises(InvalidRequest, match=rf"storm\.zookeeper\.ssl\.{key}\.path .* PEM"):
+            zookeeper_tls(server.conf(**{f"ssl__{key}__path": str(path)}))
+    with pytest.raises(InvalidRequest, match=r"needs storm\.zookeeper\.ssl\.truststore\.path"):
+        zookeeper_tls(server.conf(ssl__truststore__path=None))
+    assert zookeeper_tls(default_conf()) is None
+
+
+def test_a_key_with_a_password(tmp_path: Path, server: Server) -> None:
+    key = serialization.load_pem_private_key(server.client.read_bytes(), None)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    closed = tmp_path / "closed.pem"
+    chain = server.client.read_bytes().partition(b"-----BEGIN CERT")
+    closed.write_bytes(key.private_bytes(*form, serialization.BestAvailableEncryption(b"pw")) + b"".join(chain[1:]))
+    assert zookeeper_tls(server.conf(ssl__keystore__path=str(closed), ssl__keystore__password="pw"))
+    with pytest.raises(InvalidRequest, match=r"keystore\.password"):
+        zookeeper_tls(server.conf(ssl__keystore__path=str(closed)))
+
+
+def test_a_worker_runs_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]]) -> None:
+    builder = TopologyBuilder("wc")
+    builder.set_spout("numbers", "rig_code:Numbers", outputs=["n"])
+    parts = {"numbers": ("spout", "1"), "__acker": ("bolt", "2"), "__topology_master": ("bolt", "3")}
+    table = TaskTable(components={name: ComponentTasks(type=kind, tasks=ids) for name, (kind, ids) in parts.items()})  # type: ignore[arg-type]
+    code = "from storm_dagster.api import Spout\n\n\nclass Numbers(Spout):\n    outputs = ['n']\n\n    def next_tuple(self):\n        pass\n"
+    with StormClusterState.open(conf(), create_root=True) as cluster:
+        rig = WorkerRig(tmp_path, cluster, conf(), builder.build(), table, code={"rig_code.py": code})
+        port = free_port()
+        rig.assign({("s1", port): "1-3"})
+        rig.start("s1", port)
+        try:
+            eventually(rig.running, 60, "the worker")
+        finally:
+            rig.stop()
+
+
+def test_doctor_asks_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]], server: Server) -> None:
+    values = {**default_conf(), **conf()}
+    assert server_answers("localhost", server.port, 5.0, zookeeper_tls(values))
+    assert not server_answers("localhost", server.port, 1.0)
+    with StormClusterState.open(conf(), create_root=True):
+        invocation = Invocation(tmp_path, tmp_path, conf())
+        (row,) = security_report.exposures(invocation)["ZooKeeper"](invocation)
+        assert row[0] == "warning" and "make it run code" in row[1]
