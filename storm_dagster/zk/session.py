@@ -137,16 +137,15 @@ class ZkSession:
         deadline = time.monotonic() + connection_timeout_ms / 1000.0
         while not session._up.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
             failures = list(connection.tls_errors)
+            distrusted = [error for error in failures if isinstance(error, ssl.SSLCertVerificationError)]
             # As often as there are servers, so that one that is trusted was tried, too.
-            untrusted = len(failures) > hosts.count(",") and all(
-                isinstance(error, ssl.SSLCertVerificationError) for error in failures
-            )
+            untrusted = len(distrusted) == len(failures) > hosts.count(",")
             if not untrusted and time.monotonic() < deadline:
                 continue
             session.close()
             if untrusted:
                 raise Misconfigured(
-                    f"ZooKeeper at {hosts} is not trusted ({failures[-1].verify_message}): name the PEM certificates of its "
+                    f"ZooKeeper at {hosts} is not trusted ({distrusted[-1].verify_message}): name the PEM certificates of its "
                     "authority in storm.zookeeper.ssl.truststore.path, and in storm.zookeeper.servers the hosts that its "
                     "certificates name"
                 )

@@ -66,6 +66,7 @@ GUARDED: dict[str, dict[str, str]] = {
     "zk/cluster_state.py": {
         "ZooKeeperClusterState._create.create_async": LAYER,
         "ZooKeeperClusterState._create_with_parents.mkdirs": LAYER,
+        "ZooKeeperClusterState.mkdirs.mkdirs": LAYER,
         "ZooKeeperClusterState._set.set_async": LAYER,
         "ZooKeeperClusterState.set_ephemeral_node.transaction": LAYER,
         "ZooKeeperClusterState._delete.delete_async": LAYER,
@@ -85,6 +86,7 @@ GUARDED: dict[str, dict[str, str]] = {
         "create_root_node.create_async": EMPTY,
         "create_cluster_root.mkdirs": EMPTY,
         "create_cluster_root.transaction": EMPTY,
+        "secure_root.create_node": EMPTY,
     },
     "zk/sensor_memory.py": {"store_memory.mkdirs": EMPTY},
     "zk/shards.py": {"_write_parts.create_node": INTO},

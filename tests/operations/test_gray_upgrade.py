@@ -19,8 +19,10 @@ from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.upgrade import advance_upgrades, check_request
+from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.archives import pack_archive
+from storm_rigs.supervisor_links import LinkedSupervisor
 from storm_rigs.upgrades import UpgradeStandIns
 from storm_rigs.world import World
 
@@ -345,6 +347,27 @@ def test_nobody_acts_on_an_upgrade_that_has_moved_on(topology: Upgraded) -> None
     topology.world.lead()
     with pytest.raises(Fenced):
         lifecycle.roll_back(topology.world.context(epoch=epoch), "wc")
+
+
+def test_the_batch_is_picked_where_the_topology_master_runs(topology: Upgraded) -> None:
+    """Workers do not: whoever writes the record names the code that supervisors fetch and run."""
+    topology.begin()
+    master = UpgradeSnapshot(topology.state, topology.assignment, topology.world.tasks()).master
+    assert master is not None
+    other = next(worker.node for worker in topology.assignment.workers if worker.node != master.node)
+    links = [LinkedSupervisor(topology.world.conf, name) for name in (other, master.node)]
+    try:
+        links[0].link.start()
+        eventually(
+            lambda: topology.id in links[0].runs() and links[0].beats > 2, what="the supervisor of another worker"
+        )
+        assert not topology.state.upgrading and topology.record.continue_
+        links[1].link.start()
+        eventually(lambda: topology.state.upgrading, what="the batch")
+        assert len(topology.state.upgrading) == 1 and not topology.record.continue_
+    finally:
+        for each in links:
+            each.link.close()
 
 
 def test_a_new_leader_ends_what_the_old_one_began(topology: Upgraded) -> None:

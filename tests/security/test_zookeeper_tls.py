@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,15 @@ from cryptography.hazmat.primitives import serialization
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.cli import security_report
 from storm_dagster.cli.options import Invocation
+from storm_dagster.core.slots.model import Work
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
+from storm_dagster.model.exposure import make_private
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.security import zookeeper_tls
+from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.supervisor.launcher import Launcher
+from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.embedded import server_answers
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -85,8 +92,10 @@ def test_a_cluster_over_tls(conf: Callable[..., dict[str, Any]]) -> None:
         large = os.urandom(300_000)
         state.set_data("/tasks/a-1-1", large)
         # More answers at once than one record of TLS takes.
+        transaction = state.transaction()
         for number in range(300):
-            state.create_node(f"/topology/t-{number}-1", b"x" * number)
+            transaction.create(f"/topology/t-{number}-1", b"x" * number)
+        transaction.commit()
         found = state.get_many([f"/topology/t-{number}-1" for number in range(300)])
         assert [each[0] for each in found if each] == [b"x" * number for number in range(300)]
         assert state.get_data("/tasks/a-1-1") == large
@@ -117,7 +126,7 @@ def test_who_is_not_trusted_is_refused_with_the_key(
 def test_without_what_the_server_asks_for_there_is_no_session(
     conf: Callable[..., dict[str, Any]], zookeeper_server: str
 ) -> None:
-    soon = {"connection__timeout": 1500}
+    soon = {"connection__timeout": 600}
     with pytest.raises(Unavailable, match=r"storm\.zookeeper\.ssl\.keystore\.path"):
         StormClusterState.open(conf(ssl__keystore__path=None, **soon))
     with pytest.raises(Unavailable, match=r"storm\.zookeeper\.ssl\.enable"):
@@ -149,6 +158,7 @@ def test_a_key_with_a_password(tmp_path: Path, server: Server) -> None:
         zookeeper_tls(server.conf(ssl__keystore__path=str(closed)))
 
 
+@pytest.mark.long
 def test_a_worker_runs_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]]) -> None:
     builder = TopologyBuilder("wc")
     builder.set_spout("numbers", "rig_code:Numbers", outputs=["n"])
@@ -164,6 +174,35 @@ def test_a_worker_runs_over_tls(tmp_path: Path, conf: Callable[..., dict[str, An
             eventually(rig.running, 60, "the worker")
         finally:
             rig.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs processes of other users")
+@pytest.mark.parametrize("other_user", [True, False])
+def test_a_worker_of_another_user_gets_a_certificate_of_its_own(server: Server, other_user: bool) -> None:
+    top = Path(tempfile.mkdtemp(prefix="storm-users-", dir="/tmp"))
+    top.chmod(0o755)
+    keys = {
+        "supervisor.run.worker.as.user": other_user,
+        "supervisor.worker.user": "65533",
+        "supervisor.worker.zookeeper.keystore.path": "/etc/worker.pem",
+        "storm.zookeeper.ssl.keystore.password": "planted-password",
+    }
+    try:
+        home = make_private(top / "home")
+        code = home / "code"
+        (code / "code").mkdir(parents=True)
+        (code / "stormconf.ser").write_text('{"topology.python": "/bin/true"}')
+        launcher = Launcher(home, "s1", "127.0.0.1", {**default_conf(), **server.conf(), **keys})
+        launched = launcher.launch(6900, Work("a-1-1", "a-1-1"), LocalCode(code, "0" * 64))
+        assert launched.process.child is not None
+        launched.process.child.wait()
+        folder = home / "workers" / launched.worker_id
+        spec = WorkerSpec.read(folder / "own" / "SPEC.json" if other_user else folder / "SPEC.json")
+    finally:
+        shutil.rmtree(top)
+    shown = [spec.conf[f"storm.zookeeper.ssl.keystore.{each}"] for each in ("path", "password")]
+    assert shown == (["/etc/worker.pem", None] if other_user else [str(server.client), "planted-password"])
+    assert zookeeper_tls({**spec.conf, "storm.zookeeper.ssl.keystore.path": None}) is not None
 
 
 def test_doctor_asks_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]], server: Server) -> None:
