@@ -8,12 +8,8 @@ from typing import Any
 
 HIDDEN = "*****"
 """Replacement of a secret wherever a conf is shown."""
-SECRET_KEYS = frozenset(
-    {
-        *("storm.secret", "storm.zookeeper.auth.payload", "storm.zookeeper.ssl.keystore.password"),
-        "dagster.graphql.headers",
-    }
-)
+_ZOOKEEPERS = ("storm.zookeeper.auth.payload", "storm.zookeeper.ssl.keystore.password")
+SECRET_KEYS = frozenset({"storm.secret", *_ZOOKEEPERS, "dagster.graphql.headers"})
 """Conf keys whose values are secrets: never shown, logged, or given on a command line."""
 
 _TELLTALE = re.compile(

@@ -62,16 +62,14 @@ def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
     """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``; ``None`` where it is not enabled."""
     if not conf.get(f"{_ZOOKEEPER_TLS}.enable"):
         return None
-    truststore, keystore, verified = (
-        f"{_ZOOKEEPER_TLS}.{part}" for part in ("truststore.path", "keystore.path", "hostnameVerification")
-    )
+    truststore, keystore = f"{_ZOOKEEPER_TLS}.truststore.path", f"{_ZOOKEEPER_TLS}.keystore.path"
     if not conf.get(truststore):
         raise InvalidRequest(
             f"{_ZOOKEEPER_TLS}.enable needs {truststore}: name the PEM certificates of the authority of ZooKeeper's servers"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = bool(conf.get(verified, True))
+    context.check_hostname = bool(conf.get(f"{_ZOOKEEPER_TLS}.hostnameVerification", True))
     loading = truststore
     try:
         context.load_verify_locations(conf[truststore])

@@ -1,9 +1,8 @@
 """Users of a cluster in ZooKeeper, and the ACL of each of its nodes.
 
-The cluster's user owns every node. The workers of a topology are two users of their own, whose passwords follow from the
-cluster's: one that all workers share, for what all of them read, and one for the topology alone. A node has no access
-by default; what a worker needs is listed here. ACLs are not inherited, so each node gets its own when it is created, and
-``storm-dagster zookeeper secure`` gives them to those that exist.
+The cluster's user owns every node. Workers are two users, whose passwords follow from the cluster's: one for what all of
+them read, and one for their topology alone. What they need is listed here. ACLs are not inherited: each node gets its own
+when it is created, and ``storm-dagster zookeeper secure`` gives them to those that exist.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ def _worker_user(topology_id: str) -> str:
 
 def _worker_line(line: str, topology_id: str) -> str:
     user = _worker_user(topology_id)
-    purpose = f"storm-dagster zookeeper user {user}"
-    return f"{user}:{hmac.new(line.encode(), purpose.encode(), hashlib.sha256).hexdigest()}"
+    return f"{user}:{hmac.new(line.encode(), f'storm-dagster zookeeper {user}'.encode(), hashlib.sha256).hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,13 @@ class ZooKeeperUsers:
         lines = [_worker_line(line, each) for line in self.lines for each in (topology_id, "")]
         return {PAYLOAD: "\n".join(lines), SUPER_ACL: f"digest:{digest_of(self.lines[0])}"}
 
-    def acl(self, path: str, line: int = 0) -> dict[str, int]:
-        """Digest -> permissions, for the node below the root; of the cluster's user in another ``line`` if given."""
+    def acl(self, path: str) -> dict[str, int]:
+        """Digest -> permissions, for the node below the root; the owner is first.
+
+        It lets in the workers of each line: those that run keep theirs while the secret is changed.
+        """
         topology_id, permissions = worker_permissions(path)
-        if self.super_acl:
-            acl, user = {self.super_acl.partition(":")[2]: ALL}, f"{_worker_user(topology_id)}:"
-            mine = [each for each in self.lines if each.startswith(user)][:1]
-        else:
-            acl, mine = {digest_of(self.lines[line]): ALL}, [_worker_line(self.lines[line], topology_id)]
-        return {**acl, **{digest_of(each): permissions for each in mine if permissions}}
+        owner = self.super_acl.partition(":")[2] or digest_of(self.lines[0])
+        known = self.lines if self.super_acl else [_worker_line(each, topology_id) for each in self.lines]
+        mine = [each for each in known if permissions and each.startswith(f"{_worker_user(topology_id)}:")]
+        return {owner: ALL, **{digest_of(each): permissions for each in mine}}

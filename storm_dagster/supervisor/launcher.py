@@ -41,7 +41,6 @@ _KEPT_BACK = frozenset(
         *("dagster.graphql.url", "dagster.graphql.headers", "dagster.graphql.token.file"),
     }
 )
-_KEYSTORE = "storm.zookeeper.ssl.keystore.path"
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
 
@@ -131,8 +130,8 @@ class Launcher:
         self._users = ZooKeeperUsers.of(self._conf)
         if self._conf["supervisor.run.worker.as.user"]:
             open_home(home)
-            keystore = self._conf["supervisor.worker.zookeeper.keystore.path"]
-            self._handed |= {_KEYSTORE: keystore, "storm.zookeeper.ssl.keystore.password": None}
+            theirs = {"path": self._conf["supervisor.worker.zookeeper.keystore.path"], "password": None}
+            self._handed |= {f"storm.zookeeper.ssl.keystore.{part}": value for part, value in theirs.items()}
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
         """Start a worker of ``work`` in slot ``port``.

@@ -215,9 +215,8 @@ class ZooKeeperClusterState(ClusterState):
         except NodeExistsError:
             return
         except NoNodeError:
-            if parent_of(path) == "/":
-                raise self._no_root() from None
-            raise conflict(f"{parent_of(path)} was deleted meanwhile: try again", path) from None
+            gone = conflict(f"{parent_of(path)} was deleted meanwhile: try again", path)
+            raise (self._no_root() if parent_of(path) == "/" else gone) from None
 
     def _no_root(self) -> Unavailable:
         return Unavailable(

@@ -43,8 +43,7 @@ class SessionLease:
 
 
 class _Handler(SequentialThreadingHandler):
-    """kazoo's handler, which connects soon, and by TLS with a context of ours: kazoo's own trusts the system's
-    authorities as well."""
+    """kazoo's, with short connects, and a TLS context of ours: kazoo's trusts the system's authorities as well."""
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -56,12 +55,9 @@ class _Handler(SequentialThreadingHandler):
         link = super().create_connection(*args, **kwargs)
         if self._tls is None:
             return link
-        try:
-            link.settimeout(_HANDSHAKE_SECONDS)
-            return self._tls.wrap_socket(link, server_hostname=kwargs["hostname"].strip("[]"))
-        except BaseException:
-            link.close()
-            raise
+        # It closes the link when it fails.
+        link.settimeout(_HANDSHAKE_SECONDS)
+        return self._tls.wrap_socket(link, server_hostname=kwargs["hostname"].strip("[]"))
 
     def select(self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None) -> Any:
         # What TLS has decrypted already is not seen by the kernel.

@@ -59,12 +59,8 @@ def refuse_open_root(session: ZkSession) -> None:
                 "this cluster has a secret: stop it and close its nodes with `storm-dagster zookeeper secure`, or use a new "
                 "storm.zookeeper.root"
             )
-        users, found = session.users, {each.id.id: each.perms for each in answer[0]}
-        if (
-            users
-            and node == below[-1]
-            and found not in [users.acl(paths.CLUSTER_ID, n) for n in range(len(users.lines))]
-        ):
+        allowed = {each.id.id for each in answer[0]}
+        if node == below[-1] and session.users and not allowed.intersection([*session.users.acl(paths.CLUSTER_ID)][1:]):
             raise Conflict(
                 f"{session.root or '/'} in ZooKeeper at {session.hosts} is closed to this cluster's workers, which have users "
                 "of their own: run `storm-dagster zookeeper secure` once (an earlier release left it so, or another secret)"

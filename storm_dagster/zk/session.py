@@ -145,9 +145,8 @@ class ZkSession:
             session.close()
             if untrusted:
                 raise Misconfigured(
-                    f"ZooKeeper at {hosts} is not trusted ({distrusted[-1].verify_message}): name the PEM certificates of its "
-                    "authority in storm.zookeeper.ssl.truststore.path, and in storm.zookeeper.servers the hosts that its "
-                    "certificates name"
+                    f"ZooKeeper at {hosts} is not trusted ({distrusted[-1].verify_message}): name its authority in "
+                    "storm.zookeeper.ssl.truststore.path, and in storm.zookeeper.servers the hosts that its certificates name"
                 )
             if tls is not None:
                 why = f" ({failures[-1].reason or failures[-1]})" if failures else ""

@@ -63,16 +63,19 @@ def test_the_ids_of_topologies_do_not_matter(path: str, other: str) -> None:
 
 @given(PATHS, IDS)
 def test_daemons_and_workers_give_a_node_the_same_acl(path: str, other: str) -> None:
-    daemon = ZooKeeperUsers("storm:new\nstorm:old")
-    acl, topology_id = daemon.acl(path), worker_permissions(path)[0]
-    assert acl[digest_of("storm:new")] == ALL and len(acl) == 1 + bool(worker_permissions(path)[1])
+    daemon, before, own = ZooKeeperUsers("storm:new\nstorm:old"), ZooKeeperUsers("storm:old"), digest_of("storm:new")
+    acl, (topology_id, permissions) = daemon.acl(path), worker_permissions(path)
+    assert next(iter(acl.items())) == (own, ALL) and len(acl) == (3 if permissions else 1)
+    assert {may for digest, may in acl.items() if digest != own} <= {permissions}
     conf = daemon.worker_conf(topology_id or other)
     worker = ZooKeeperUsers(conf[PAYLOAD], conf[SUPER_ACL])
     assert worker.acl(path) == acl
     shown = {digest_of(line) for line in worker.lines}
-    assert digest_of("storm:new") not in shown and shown.issuperset(set(acl) - {digest_of("storm:new")})
-    # After a change of the secret it is still let into what was made before.
-    assert shown.issuperset(set(daemon.acl(path, 1)) - {digest_of("storm:old")})
+    assert own not in shown and shown.issuperset(set(acl) - {own})
+    # While the secret is changed, workers of before are let into new nodes, and new ones into what was made before.
+    old = {digest_of(line) for line in before.worker_conf(topology_id or other)[PAYLOAD].split("\n")}
+    assert bool(old & set(acl)) == bool(permissions)
+    assert shown.issuperset(set(before.acl(path)) - {digest_of("storm:old")})
     stranger = daemon.worker_conf(other + "x")
     if topology_id:
         assert not {digest_of(line) for line in stranger[PAYLOAD].split("\n")} & set(acl)

@@ -48,8 +48,7 @@ def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
     if Security.of(place.conf).tls:
         yield "ok", "HTTP and Thrift speak TLS", ""
         if not place.conf["storm.zookeeper.ssl.enable"]:
-            remedy = "keep ZooKeeper on a trusted network, or set storm.zookeeper.ssl.enable"
-            yield "ok", "traffic to ZooKeeper is not encrypted", remedy
+            yield "ok", "traffic to ZooKeeper is not encrypted", "trust its network, or set storm.zookeeper.ssl.enable"
     elif (outside := address_beyond_loopback(str(place.conf["storm.local.hostname"]))) is not None:
         yield "warning", f"no TLS: answers from {outside} can be read on the way", "set storm.tls.cert, .key and .ca"
     else:
