@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
+import socket
 import ssl
 import tempfile
 import threading
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from kazoo.handlers.threading import SequentialThreadingHandler
 
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.cli import security_report
@@ -29,6 +30,7 @@ from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.connection import make_client
 from storm_dagster.zk.embedded import server_answers
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
@@ -111,66 +113,30 @@ def test_a_cluster_over_tls(conf: Callable[..., dict[str, Any]]) -> None:
         eventually(lambda: "/tasks/a-1-1" in seen, what="the event")
 
 
-class Terminator:
-    """A proxy that takes TLS off and sends many answers in one record, as stunnel does."""
+def test_an_answer_that_tls_holds_already_is_not_waited_for(server: Server) -> None:
+    """A proxy such as stunnel sends many answers in one record: the kernel shows no more to read after the first."""
+    tls = zookeeper_tls(server.conf())
+    assert tls is not None
+    handler = make_client(f"localhost:{server.port}", 4000, tls=tls)[0].handler
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server.more["ssl.keyStore.location"])
+    near, far = socket.socketpair()
 
-    def __init__(self, server: Server, plain: str) -> None:
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(server.more["ssl.keyStore.location"])
-        self._target = plain.rpartition(":")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self.port = 0
+    def answer() -> None:
+        with context.wrap_socket(far, server_side=True) as link:
+            link.sendall(b"two answers")
+            link.recv(1)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, _, port = self._target
-        inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
-        forward = asyncio.ensure_future(self._copy(reader, inner_writer, 0))
-        await self._copy(inner_reader, writer, 0.05)
-        await forward
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gather: float) -> None:
-        try:
-            while part := await reader.read(16_000):
-                await asyncio.sleep(gather)
-                writer.write(part)
-                await writer.drain()
-        except OSError:
-            pass
-        writer.close()
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _close(self) -> None:
-        self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    def __enter__(self) -> Terminator:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-def test_many_answers_in_one_record(conf: Callable[..., dict[str, Any]], server: Server, zookeeper_server: str) -> None:
-    """The kernel shows no more to read although TLS holds the next answers already."""
-    with Terminator(server, zookeeper_server) as proxy:
-        with StormClusterState.open(conf(servers=[f"localhost:{proxy.port}"]), create_root=True) as cluster:
-            interruptions: list[str] = []
-            cluster.session.add_listener(interruptions.append)
-            for _ in range(5):
-                assert cluster.state.get_many([f"/topology/t-{number}-1" for number in range(120)]) == [None] * 120
-            assert interruptions == [], "kazoo waited for answers that were there, and gave the connection up"
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with tls.wrap_socket(near, server_hostname="localhost") as link:
+        assert link.recv(4) == b"two "
+        assert SequentialThreadingHandler().select([link], [], [], 0)[0] == [], "the kernel has nothing"
+        assert handler.select([link], [], [], 30) == ([link], [], [])
+        assert link.recv(100) == b"answers"
+        assert handler.select([link], [], [], 0)[0] == []
+        link.sendall(b"x")
+        thread.join()
 
 
 def test_who_is_not_trusted_is_refused_with_the_key(
