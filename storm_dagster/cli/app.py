@@ -16,6 +16,7 @@ import click
 from storm_dagster import __version__
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.host import needs
+from storm_dagster.model.verbs import VERBS as CHANGES
 
 VERBS: dict[str, tuple[str, str]] = {
     "dev": ("cluster_verbs", "Start a whole local cluster"),
@@ -26,15 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "jar": ("submit_verbs", "Run a program that submits topologies"),
     "list": ("topology_verbs", "List topologies"),
     "show": ("topology_verbs", "One topology: tasks, slots, stats, errors"),
-    "activate": ("topology_verbs", "Start the spouts of a topology"),
-    "deactivate": ("topology_verbs", "Stop the spouts of a topology"),
-    "kill": ("topology_verbs", "Kill a topology"),
-    "restart": ("topology_verbs", "Restart a topology from its own code, under a new id"),
-    "rebalance": ("topology_verbs", "Change parallelism or spread while a topology runs"),
-    "update": ("upgrade_verbs", "Replace a topology's code (hot deploy)"),
-    "gray-upgrade": ("upgrade_verbs", "Run new code on some workers first"),
-    "complete-upgrade": ("upgrade_verbs", "Complete a gray upgrade at its current state"),
-    "rollback": ("upgrade_verbs", "Undo a gray upgrade"),
+    **{verb.name: ("change_verbs", verb.summary.partition(". ")[0].rstrip(".")) for verb in CHANGES.values()},
     "blacklist": ("operate_verbs", "Hosts that get no new work"),
     "blob": ("operate_verbs", "Blobs: list, read, store, delete"),
     "token": ("operate_verbs", "Tokens for clients that cannot sign requests"),

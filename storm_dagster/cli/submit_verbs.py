@@ -9,7 +9,7 @@ import runpy
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import click
 import yaml
@@ -21,28 +21,22 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.masking import yaml_problem
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.verbs import Flag, RequestModel, SubmitRequest, bounds_of
 
 _BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
 
 
 def _conf_file(path: Path) -> dict[str, Any]:
-    """The map in a YAML or JSON file, validated."""
+    """The map in a YAML or JSON file."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise InvalidRequest(f"--conf-file {path} is not valid YAML: {yaml_problem(error)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--conf-file {path} cannot be read: {error}") from None
-    return validate_conf({} if loaded is None else loaded, source=str(path))[0]
-
-
-def _submission_conf(invocation: Invocation, pairs: tuple[str, ...], file: str | None) -> dict[str, Any]:
-    """``-c topology.*``, then the file, then ``--conf``."""
-    conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
-    if file is not None:
-        conf.update(_conf_file(Path(file)))
-    conf.update(validate_conf(parse_assignments(pairs), source="--conf")[0])
-    return conf
+    if not isinstance(loaded, dict | None):
+        raise InvalidRequest(f"{path}: the conf must be a map of keys to values, got {type(loaded).__name__}")
+    return loaded or {}
 
 
 def _dry_run(
@@ -69,58 +63,61 @@ def _dry_run(
     )
 
 
+def field_options(request: type[RequestModel], function: Any) -> Any:
+    """Add the options of a request's fields; what is not given is ``None`` or empty."""
+    for field, info in reversed(request.model_fields.items()):
+        flag = next((each for each in info.metadata if isinstance(each, Flag)), None)
+        if flag is None:
+            continue
+        settings: dict[str, Any] = {"help": info.description, "metavar": flag.metavar}
+        kinds = (info.annotation, *get_args(info.annotation))
+        if info.annotation is bool:
+            settings = {"help": info.description, "is_flag": True}
+        elif get_origin(info.annotation) is dict:
+            settings["multiple"] = True
+        elif int in kinds:
+            bounds = bounds_of(info)
+            settings["type"] = click.IntRange(bounds.get("ge"), bounds.get("le"))
+        function = click.option(flag.name, field, **settings)(function)
+    return function
+
+
 def code_options(function: Any) -> Any:
-    """Add the options of new code, and hand them on as one map ``code`` of arguments of the client's functions."""
-
-    @functools.wraps(function)
-    def call(
-        invocation: Invocation,
-        pairs: tuple[str, ...],
-        conf_file: str | None,
-        requirements: str | None,
-        **rest: Any,
-    ) -> None:
-        code = {
-            "conf": _submission_conf(invocation, pairs, conf_file),
-            "home": invocation.home,
-            "requirements": Path(requirements) if requirements else None,
-            "wait": invocation.wait,
-            "dry_run": invocation.dry_run,
-            **{key: rest.pop(key) for key in ("token", "allow_degraded", "timeout")},
-        }
-        function(invocation, code=code, **rest)
-
+    """Add the options of new code, of which :func:`code_of` makes arguments of the client's functions."""
     for option in (
-        click.option("--allow-degraded", is_flag=True, help="Continue although too few nimbuses hold the code."),
-        click.option("--token", help="Client token. Calls with the same token take effect once."),
         click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive."),
         click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
         click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."),
         click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."),
     ):
-        call = option(call)
-    return call
+        function = option(function)
+    return function
+
+
+def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
+    """Take those options out of what was ``given``. The conf is ``-c topology.*``, then the file, then ``--conf``."""
+    conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
+    file, pairs, requirements = (given.pop(name) for name in ("conf_file", "pairs", "requirements"))
+    if file is not None:
+        conf.update(_conf_file(Path(file)))
+    conf.update(parse_assignments(pairs))
+    return {"conf": conf, "home": invocation.home, "requirements": Path(requirements) if requirements else None}
 
 
 @verb("submit", changes=True, context_settings={"ignore_unknown_options": False})
 @click.argument("target")
 @click.argument("args", nargs=-1)
 @click.option("--name", help="Name of the topology. [default: its own]")
-@click.option("--inactive", is_flag=True, help="Place the topology without starting its spouts.")
 @code_options
-def submit(
-    invocation: Invocation,
-    target: str,
-    args: tuple[str, ...],
-    name: str | None,
-    inactive: bool,
-    code: dict[str, Any],
-) -> None:
+@functools.partial(field_options, SubmitRequest)
+def submit(invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **given: Any) -> None:
     """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
 
     ARGS after -- go to a callable target.
     """
-    if code.pop("dry_run"):
+    code = code_of(invocation, given)
+    if invocation.dry_run:
+        validate_conf(code["conf"], source="the conf", submitted=True)
         _dry_run(invocation, target, args, name, code["requirements"])
         return
     from storm_dagster.client.submission import submit_target
@@ -133,7 +130,7 @@ def submit(
             if state in _BUSY and cluster is not None and cluster.spark and cluster.spark.starting:
                 steps.note(step, "waits for Spark, which dev is starting")
 
-        done = submit_target(nimbus, target, args, name=name, inactive=inactive, progress=on_step, **code)
+        done = submit_target(nimbus, target, args, name=name, wait=invocation.wait, progress=on_step, **code, **given)
         if invocation.wait:
             steps.done("tasks", "all run")
     if invocation.json:

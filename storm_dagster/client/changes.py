@@ -1,149 +1,119 @@
-"""New code for a topology that runs: what its changes answer, and hot deploy, which changes all of it at once."""
+"""Changes of topologies that run: one function for every verb."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload_target
-from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
+from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_status, wait_for_tasks
 from storm_dagster.model.names import check_topology_reference
+from storm_dagster.model.verbs import VERBS, check_request
 
 
 @dataclass(frozen=True)
 class Change:
-    """An accepted change, and its outcome when it was waited for."""
+    """An accepted submission or change, and its outcome when it was waited for."""
 
-    id: str | None
     name: str
-    status: str | None
-    run_id: str | None
+    id: str | None = None
+    status: str | None = None
+    run_id: str | None = None
     seconds: float = 0.0
     upgrade: Mapping[str, Any] | None = None
     """What the upgrade has come to (``show --json``); ``None`` when none is under way."""
     conf: Mapping[str, Any] | None = None
-    """What the new code changes in the conf: key -> ``{"old", "new"}``."""
+    """What new code changes in the conf: key -> ``{"old", "new"}``."""
+    planned: Mapping[str, Any] = field(default_factory=dict)
+    """Of a dry run: ``dry_run``, ``would`` and, for a rebalance, its ``plan``."""
+    token: str = ""
+    """Client token of a submission."""
+    sent: bool = False
+    """Whether a submission's archive traveled."""
 
     def to_document(self) -> dict[str, Any]:
         """The document that changing verbs print."""
-        document: dict[str, Any] = {
+        more = {"upgrade": self.upgrade, "conf": self.conf}
+        return {
             "id": self.id,
             "name": self.name,
             "status": self.status,
             "run_id": self.run_id,
             "seconds": round(self.seconds, 3),
+            **{key: dict(value) for key, value in more.items() if value is not None},
+            **self.planned,
         }
-        if self.upgrade is not None:
-            document["upgrade"] = dict(self.upgrade)
-        if self.conf is not None:
-            document["conf"] = dict(self.conf)
-        return document
 
 
-def ask(nimbus: NimbusClient, name: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a change of the topology of that name. Arguments that are empty are left out."""
-    given = {key: value for key, value in body.items() if value not in (None, "", [], ())}
-    answer = nimbus.post(f"/v1/topologies/{check_topology_reference(name)}/{verb}", given, repeat=False)
-    if given.get("dry_run") and "handle" in given:
-        nimbus.request("DELETE", f"/v1/uploads/{given['handle']}")
-    return answer
-
-
-def ask_for_code(
+def change_topology(
     nimbus: NimbusClient,
     name: str,
-    verb: str,
-    target: str | None,
-    args: Sequence[str],
-    *,
-    conf: Mapping[str, Any] | None,
-    home: Path | None,
-    requirements: Path | None,
-    token: str | None,
-    allow_degraded: bool,
-    dry_run: bool,
-    progress: Progress | None,
-    more: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The answer to a change that brings new code (none without ``target``), which is uploaded first."""
-    nimbus = nimbus.accepting_fewer(allow_degraded)
-    nimbus.get(f"/v1/topologies/{check_topology_reference(name)}")
-    handle = None
-    if target is not None:
-        uploaded = upload_target(
-            nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
-        )
-        handle = uploaded.handle
-    body = {
-        "handle": handle,
-        "token": token or uuid.uuid4().hex,
-        "allow_degraded": allow_degraded or None,
-        "dry_run": dry_run or None,
-        **(more or {}),
-    }
-    return ask(nimbus, name, verb, body)
-
-
-def change_of(answer: Mapping[str, Any], name: str, started: float, document: Mapping[str, Any] | None) -> Change:
-    """The change that nimbus answered; ``document``: the topology as it is now, when it was waited for."""
-    now = document or {}
-    return Change(
-        id=now.get("id") or answer.get("id"),
-        name=str(answer.get("name") or name),
-        status=now.get("status") or answer.get("status"),
-        run_id=answer.get("run_id"),
-        seconds=time.monotonic() - started,
-        upgrade=now.get("upgrade"),
-        conf=answer.get("conf"),
-    )
-
-
-def update_topology(
-    nimbus: NimbusClient,
-    name: str,
-    target: str,
+    target: str | None = None,
     args: Sequence[str] = (),
     *,
+    verb: str,
     conf: Mapping[str, Any] | None = None,
     home: Path | None = None,
     requirements: Path | None = None,
-    token: str | None = None,
-    allow_degraded: bool = False,
     wait: bool = True,
     timeout: float = 300.0,
     progress: Progress | None = None,
-    dry_run: bool = False,
+    **fields: Any,
 ) -> Change:
-    """Hot deploy: TARGET runs in the place of the topology of that name, under a new id.
+    """Ask for a verb, whose request has ``fields`` (:mod:`storm_dagster.model.verbs`); with ``wait`` until its effect.
 
-    With ``wait`` it returns when all tasks of the new one run. Whatever is wrong with the new code is raised, as the
-    error of its kind, and the old topology runs on. Conf that was given at earlier submissions and not in ``conf``
-    is kept (``topology.update.keep.conf``). ``dry_run`` only returns the changes to the conf.
+    New code is that of TARGET with ``args``, ``conf`` and ``requirements``, as of a submission. Conf that was given at
+    earlier submissions and not in ``conf`` is kept (``topology.update.keep.conf``). Whatever is wrong with new code is
+    raised, as the error of its kind, and the old code runs on. ``timeout`` (seconds) bounds the waiting after
+    ``wait_secs``; ``dry_run`` only returns what would change.
     """
     started = time.monotonic()
-    answer = ask_for_code(
-        nimbus,
-        name,
-        "update",
-        target,
-        args,
-        conf=conf,
-        home=home,
-        requirements=requirements,
-        token=token,
-        allow_degraded=allow_degraded,
-        dry_run=dry_run,
-        progress=progress,
-    )
-    document = None
-    if wait and not dry_run:
-        deadline = started + timeout
+    row, path = VERBS[verb], f"/v1/topologies/{check_topology_reference(name)}"
+    given = {key: value for key, value in fields.items() if value is not False and value not in (None, "", [], (), {})}
+    asked = check_request(row.request, given, verb)
+    body = asked.model_dump(mode="json", exclude_unset=True)
+    if row.brings_code:
+        nimbus = nimbus.accepting_fewer(body.get("allow_degraded", False))
+        nimbus.get(path)
+        body.setdefault("token", uuid.uuid4().hex)
+        if target is not None:
+            body["handle"] = upload_target(
+                nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
+            ).handle
+    answer = nimbus.post(f"{path}/{verb}", body, repeat=False)
+    found: dict[str, Any] = {}
+    if asked.dry_run:
+        if "handle" in body:
+            nimbus.request("DELETE", f"/v1/uploads/{body['handle']}")
+    elif wait:
+        deadline = started + timeout + body.get("wait_secs", 0)
         if answer.get("run_id"):
             wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
-        document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
-    return change_of(answer, name, started, document)
+        if row.until:
+            what = f"the end of the {verb}"
+            found = wait_for_status(
+                nimbus,
+                name,
+                lambda now: (None if now is None else now["status"]) in row.until,
+                deadline=deadline,
+                what=what,
+            ) or {"status": "KILLED"}
+        if row.tasks:
+            found = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+        elif not row.until:
+            found = nimbus.get(path)
+    return Change(
+        name=str(answer.get("name") or name),
+        id=found.get("id") or answer.get("id"),
+        status=found.get("status") or answer.get("status"),
+        run_id=answer.get("run_id"),
+        seconds=time.monotonic() - started,
+        upgrade=found.get("upgrade"),
+        conf=answer.get("conf"),
+        planned={key: answer[key] for key in ("dry_run", "would", "plan") if key in answer},
+    )

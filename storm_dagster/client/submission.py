@@ -8,14 +8,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.client.changes import Change
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import Uploaded, upload, upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
-from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.home_conf import cluster_conf
@@ -29,70 +28,35 @@ STORM_JAR = "STORM_JAR"
 """Environment variable with the archive of the running program, set by ``storm-dagster jar``; Storm's name for it."""
 
 
-@dataclass(frozen=True)
-class Submission:
-    """An accepted submission, and a running topology when it was waited for."""
-
-    name: str
-    token: str
-    run_id: str | None
-    id: str | None = None
-    status: str | None = None
-    seconds: float = 0.0
-    sent: bool = False
-    """Whether the archive's bytes traveled."""
-
-    def to_document(self) -> dict[str, Any]:
-        """The document that changing verbs print."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "status": self.status,
-            "run_id": self.run_id,
-            "seconds": round(self.seconds, 3),
-        }
-
-
 def submit_uploaded(
     nimbus: NimbusClient,
     uploaded: Uploaded,
     *,
     name: str,
-    token: str,
-    inactive: bool = False,
-    allow_degraded: bool = False,
     wait: bool = True,
     timeout: float = 300.0,
     started: float | None = None,
     progress: Progress | None = None,
     on_document: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> Submission:
-    """Start the submission of an upload; with ``wait`` return when all tasks run.
+    **fields: Any,
+) -> Change:
+    """Start the submission of an upload, with the ``fields`` of its request; with ``wait`` return when all tasks run.
 
-    A repeated call with the same token gives the same topology. ``timeout`` (seconds) bounds the waiting, and
+    A repeated call with the same ``token`` gives the same topology. ``timeout`` (seconds) bounds the waiting, and
     ``on_document`` is that of :func:`wait_for_run`.
     """
     started = time.monotonic() if started is None else started
-    answer = nimbus.post(
-        "/v1/submit",
-        {
-            "name": name,
-            "handle": uploaded.handle,
-            "token": token,
-            "inactive": inactive,
-            "allow_degraded": allow_degraded,
-        },
-    )
+    given = {"token": uuid.uuid4().hex, **{key: value for key, value in fields.items() if value is not None}}
+    answer = nimbus.post("/v1/submit", {"name": name, "handle": uploaded.handle, **given})
     run_id = answer.get("run_id")
-    token = str(answer.get("token") or token)
     document: Mapping[str, Any] = {}
     if wait:
         deadline = started + timeout
         if run_id:
             wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document)
         document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
-    seconds = time.monotonic() - started
-    return Submission(name, token, run_id, document.get("id"), document.get("status"), seconds, uploaded.sent)
+    seconds, token = time.monotonic() - started, str(answer.get("token") or given["token"])
+    return Change(name, document.get("id"), document.get("status"), run_id, seconds, token=token, sent=uploaded.sent)
 
 
 def submit_target(
@@ -104,31 +68,17 @@ def submit_target(
     conf: Mapping[str, Any] | None = None,
     home: Path | None = None,
     requirements: Path | None = None,
-    token: str | None = None,
-    inactive: bool = False,
-    allow_degraded: bool = False,
-    wait: bool = True,
-    timeout: float = 300.0,
     progress: Progress | None = None,
-) -> Submission:
-    """Describe, pack, upload and submit TARGET: ``storm-dagster submit``."""
+    **options: Any,
+) -> Change:
+    """Describe, pack, upload and submit TARGET: ``storm-dagster submit``; ``options`` as of :func:`submit_uploaded`."""
     started = time.monotonic()
-    nimbus = nimbus.accepting_fewer(allow_degraded)
+    nimbus = nimbus.accepting_fewer(bool(options.get("allow_degraded")))
     if name is not None:
         check_topology_name(name)
     uploaded = upload_target(nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress)
-    return submit_uploaded(
-        nimbus,
-        uploaded,
-        name=check_topology_name(name or uploaded.name),
-        token=token or uuid.uuid4().hex,
-        inactive=inactive,
-        allow_degraded=allow_degraded,
-        wait=wait,
-        timeout=timeout,
-        started=started,
-        progress=progress,
-    )
+    chosen = check_topology_name(name or uploaded.name)
+    return submit_uploaded(nimbus, uploaded, name=chosen, started=started, progress=progress, **options)
 
 
 def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
@@ -167,7 +117,7 @@ def submit_topology(
     timeout: float = 300.0,
     allow_degraded: bool = False,
     progress: Progress | None = None,
-) -> Submission:
+) -> Change:
     """Submit ``topology`` under ``name`` to the cluster of ``home`` (``STORM_DAGSTER_HOME``, conf seeds).
 
     ``topology`` is a ``Topology`` class, a ``TopologyBuilder`` or a ``TopologySpec``. The program's archive
@@ -183,7 +133,6 @@ def submit_topology(
         )
     started = time.monotonic()
     check_topology_name(name)
-    checked, _ = validate_conf(conf or {}, source=f"conf of topology {name!r}")
     spec = topology_spec_of(topology)
     if spec is None:
         raise InvalidTopology(
@@ -195,13 +144,13 @@ def submit_topology(
         with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as scratch:
             archive = _program_archive(spec, Path(scratch), folder)
             uploaded = upload(
-                nimbus.accepting_fewer(allow_degraded), archive=archive, conf=checked, topology=spec, name=name
+                nimbus.accepting_fewer(allow_degraded), archive=archive, conf=conf or {}, topology=spec, name=name
             )
         return submit_uploaded(
             nimbus,
             uploaded,
             name=name,
-            token=token or uuid.uuid4().hex,
+            token=token or None,
             inactive=inactive,
             allow_degraded=allow_degraded,
             wait=wait,

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.client.http import NimbusClient
-from storm_dagster.model.conf import validate_conf
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive
 from storm_dagster.packaging.bundle import bundle_target
@@ -63,6 +62,14 @@ def _put_archive(nimbus: NimbusClient, handle: str, archive: Archive) -> bool:
     return True
 
 
+def _encode_conf(conf: Mapping[str, Any]) -> bytes:
+    """The conf as JSON; what its keys and values mean is checked by the cluster."""
+    try:
+        return json.dumps(dict(conf), sort_keys=True).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the conf of the submission is not JSON ({error}): use plain values") from None
+
+
 def upload(
     nimbus: NimbusClient, *, archive: Archive, conf: Mapping[str, Any], topology: TopologySpec, name: str = ""
 ) -> Uploaded:
@@ -71,7 +78,7 @@ def upload(
     try:
         sent = _put_archive(nimbus, handle, archive)
         for part, body in (
-            ("conf", json.dumps(dict(conf), sort_keys=True).encode()),
+            ("conf", _encode_conf(conf)),
             ("topology", topology.to_json()),
         ):
             digest = hashlib.sha256(body).hexdigest()
@@ -101,13 +108,12 @@ def upload_target(
     ``home`` (the cluster's folder) stays out of the archive. ``progress`` is called with the steps ``describe``
     and ``upload``, each ``STARTED`` and ``SUCCESS``. Errors as :func:`bundle_target` and :class:`NimbusClient` raise them.
     """
-    checked, _ = validate_conf(conf or {}, source="conf of the submission")
     on_step = progress or (lambda step, state: None)
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder:
         on_step("describe", "STARTED")
         bundle = bundle_target(target, args, folder=Path(folder), home=home, requirements=requirements)
         on_step("describe", "SUCCESS")
         on_step("upload", "STARTED")
-        done = upload(nimbus, archive=bundle.archive, conf=checked, topology=bundle.topology, name=bundle.name)
+        done = upload(nimbus, archive=bundle.archive, conf=conf or {}, topology=bundle.topology, name=bundle.name)
         on_step("upload", "SUCCESS")
         return done

@@ -276,6 +276,7 @@ def assignment_of(
         timestamp_ms=now_secs * 1000,
         type=kind,
         code=previous.code if previous else {},
+        restarts=previous.restarts if previous else 0,
     )
     if previous is None:
         return built

@@ -26,7 +26,6 @@ from storm_dagster.defs.lifecycle.cluster_jobs import build_cluster_jobs
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
 from storm_dagster.defs.lifecycle.sensor import build_lifecycle_sensor
-from storm_dagster.defs.lifecycle.upgrade_jobs import build_upgrade_jobs
 from storm_dagster.defs.observe.checks import build_checks
 from storm_dagster.defs.observe.history import build_prune_history, remember_own
 from storm_dagster.defs.observe.inbox_cleanup import build_inbox_cleanup
@@ -160,7 +159,6 @@ def build_storm_defs(
         jobs=[
             *submission,
             *build_lifecycle_jobs(names),
-            *build_upgrade_jobs(names),
             build_reassign_job(names),
             *(build_cluster_jobs(names) if local_cluster else ()),
             clean_inbox,

@@ -47,17 +47,16 @@ class StormErrorDocument(TypedDict):
     errorMessage: str
 
 
-def document(name: str, fields: Mapping[Any, str], *, optional: str = "") -> type[BaseModel]:
-    """A model that has exactly these keys, for documents whose keys are somebody else's.
+def document(name: str, fields: Mapping[str, Any], *, optional: str = "") -> type[BaseModel]:
+    """A model that has exactly these keys, for documents whose keys are somebody else's; ``fields`` maps them to types.
 
-    ``fields`` maps a type to its keys, separated by spaces; those of ``optional`` may be absent.
+    Keys of ``optional``, separated by spaces, may be absent.
     """
     absent = set(optional.split())
-    keys = [(key, kind) for kind, names in fields.items() for key in names.split()]
     # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their alias.
     members: dict[str, Any] = {
         f"field_{number}": (kind, Field(None if key in absent else ..., alias=key))
-        for number, (key, kind) in enumerate(keys)
+        for number, (key, kind) in enumerate(fields.items())
     }
     return create_model(name, __config__=ConfigDict(extra="forbid"), **members)
 

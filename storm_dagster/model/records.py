@@ -304,6 +304,8 @@ class Assignment(Record):
     type: AssignmentType = "Assign"
     code: dict[str, str] = {}
     """Blob key -> SHA-256 of what that code is: supervisors run nothing else. Empty: an older release wrote it."""
+    restarts: int = 0
+    """Restarts that were asked for: a worker process that was started for fewer is replaced in its slot."""
 
     def task_slots(self) -> dict[int, tuple[str, int]]:
         """Task id -> (supervisor id, port)."""

@@ -51,6 +51,8 @@ class WorkerSpec(BaseModel):
     """``.../stormdist/<topology id>``: ``stormconf.ser``, ``stormcode.ser``, and the archive unpacked in ``code/``."""
     code: str = ""
     """SHA-256 of the archive, first 16 hex digits; announced in the worker's node."""
+    restarts: int = 0
+    """Restarts of the topology that were asked for when the process was started."""
     heartbeat_path: str
     """File that the worker's heartbeat thread replaces every ``worker.heartbeat.frequency.secs``."""
     log_path: str

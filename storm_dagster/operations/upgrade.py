@@ -137,7 +137,7 @@ def gray_upgrade(
     return _execute(ctx, topology.id, event, epoch)
 
 
-def check_request(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
+def check_upgrade(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
     """Whether :func:`gray_upgrade` would take the request now, as far as that can be told without the new code.
 
     Changes nothing; raises what the call would raise.

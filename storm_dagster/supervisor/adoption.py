@@ -52,7 +52,7 @@ def find_workers(home: Path, supervisor_id: str) -> list[FoundWorker]:
         if spec.node != supervisor_id:
             continue
         # The folder of the code is named after its blob keys.
-        work = Work(spec.topology_id, Path(spec.code_dir).name)
+        work = Work(spec.topology_id, Path(spec.code_dir).name, spec.restarts)
         known = WorkerProcess(process.pid, process.start_ticks, boot_id())
         found.append(FoundWorker(folder.name, known, Path(spec.heartbeat_path), Path(spec.log_path), spec.port, work))
     return sorted(found, key=lambda worker: (worker.port, worker.process.start_ticks))

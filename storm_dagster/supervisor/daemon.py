@@ -145,13 +145,13 @@ class Supervisor:
                 found[known.worker_id] = FoundWorker(
                     port=known.port,
                     worker_id=known.worker_id,
-                    work=Work(known.topology_id, known.code_dir),
+                    work=Work(known.topology_id, known.code_dir, known.restarts),
                     process=process,
                     heartbeat_path=heartbeat_path(self._home / "workers" / known.worker_id),
                     log_path=log_path(self._home, known.topology_id, known.port),
                 )
         for wanted in before.wanted if before is not None else ():
-            work = Work(wanted.topology_id, wanted.code_dir)
+            work = Work(wanted.topology_id, wanted.code_dir, wanted.restarts)
             self.table.restore(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
         for worker in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
             _log.info("worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid)
@@ -222,7 +222,8 @@ class Supervisor:
             stable = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
             started = started_at(live.process.start_ticks)
             running = stable and live.status == "running"
-            found.append(SlotRun(live.port, *live.worker.work, started=started, running=running))
+            work = live.worker.work
+            found.append(SlotRun(live.port, work.topology_id, work.code_dir, started, running))
         return found
 
     def _forward_stop(self, stop: threading.Event) -> None:
@@ -249,8 +250,7 @@ class Supervisor:
             KnownWorker(
                 port=live.port,
                 worker_id=live.worker.id,
-                topology_id=live.worker.work.topology_id,
-                code_dir=live.worker.work.code_dir,
+                **live.worker.work._asdict(),
                 pid=live.process.pid,
                 start_ticks=live.process.start_ticks,
                 boot_id=live.process.boot_id,
@@ -260,8 +260,7 @@ class Supervisor:
         wanted = tuple(
             WantedSlot(
                 port=port,
-                topology_id=slot.wanted[0],
-                code_dir=slot.wanted[1],
+                **slot.wanted._asdict(),
                 ran=slot.ran is not None,
                 crashes=slot.crashes,
             )

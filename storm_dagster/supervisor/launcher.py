@@ -157,6 +157,7 @@ class Launcher:
             link_key=link_key_of(self._security, work.topology_id),
             code_dir=str(code.path),
             code=code.sha256[:16],
+            restarts=work.restarts,
             heartbeat_path=str(own / HEARTBEAT),
             log_path=str(log),
         )

@@ -33,6 +33,7 @@ class KnownWorker(_StateModel):
     worker_id: str
     topology_id: str
     code_dir: str
+    restarts: int = 0
     pid: int
     start_ticks: int
     boot_id: str
@@ -44,6 +45,7 @@ class WantedSlot(_StateModel):
     port: int
     topology_id: str
     code_dir: str
+    restarts: int = 0
     ran: bool
     """Whether a worker of that topology ran here."""
     crashes: int = 0

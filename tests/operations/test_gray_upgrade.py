@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.slots.desired import desired_slots
 from storm_dagster.core.upgrade.machine import Move, code_for, pick
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
@@ -18,7 +19,7 @@ from storm_dagster.model.records import Assignment, GrayWorker
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_dagster.operations.upgrade import advance_upgrades, check_request
+from storm_dagster.operations.upgrade import advance_upgrades, check_upgrade
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.archives import pack_archive
@@ -111,9 +112,10 @@ def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -
     assert topology.world.blobs.read(jar_key(new)) == pack_archive("new")
     assert topology.assignment.code[jar_key(new)] == topology.world.blobs.meta(jar_key(new)).sha256
     # What needs the code from now on takes the new one.
-    assert lifecycle.restart(topology.world.context(), "wc").topology_id != topology.id
-    (after,) = topology.world.cluster.load_view().topologies.values()
-    assert topology.world.blobs.read(jar_key(after.id)) == pack_archive("new")
+    assert lifecycle.restart(topology.world.context(), "wc").topology_id == topology.id
+    after = topology.assignment
+    works = [work for node in after.node_host for work in desired_slots({topology.id: after}, node).work.values()]
+    assert {(work.code_dir, work.restarts) for work in works} == {(new, 1)}, "the topology master's worker too"
 
 
 def test_completing_early_leaves_the_other_workers_alone(topology: Upgraded) -> None:
@@ -233,7 +235,7 @@ def test_only_an_active_topology_with_a_topology_master_on_its_own(world: World)
         lifecycle.gray_upgrade(ctx, "shared", ONE, handle=handle)
     lifecycle.deactivate(ctx, "shared")
     with pytest.raises(Conflict, match="is INACTIVE and cannot be upgraded: activate it first"):
-        check_request(ctx, "shared", ONE, new=True)
+        check_upgrade(ctx, "shared", ONE, new=True)
     with pytest.raises(NotAlive):
         lifecycle.gray_upgrade(ctx, "nobody", ONE, handle=handle)
 

@@ -35,7 +35,7 @@ def desired_slots(
         for worker in assignment.workers:
             if worker.node == supervisor_id:
                 code_dir, hurry = code_for(worker, assignment, upgrade)
-                desired.setdefault(worker.port, set()).add(Work(topology_id, code_dir))
+                desired.setdefault(worker.port, set()).add(Work(topology_id, code_dir, assignment.restarts))
                 if not hurry:
                     lazy.add(worker.port)
     work = {port: next(iter(works)) for port, works in desired.items() if len(works) == 1}

@@ -104,8 +104,12 @@ def _assigned(slot: Slot, work: Work | None, lazy: bool, now: float) -> _Result:
 
 
 def _other_code(slot: Slot, now: float) -> _Result:
-    """Keep a process with other code of the topology running until the wanted code is here, or for good if lazy."""
-    if slot.lazy:
+    """Keep a process with other code of the topology running until the wanted code is here, or for good if lazy.
+
+    One that was started before the newest restart goes in any case.
+    """
+    assert slot.wanted is not None and slot.worker is not None
+    if slot.lazy and slot.wanted.restarts == slot.worker.work.restarts:
         slot = _enter(slot, "running" if slot.running_since is not None else "waiting-for-start", now)
         return _fetch(slot, now)
     return _update_or_fetch(_enter(slot, "waiting-for-update", now), now)

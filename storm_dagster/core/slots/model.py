@@ -21,6 +21,8 @@ class Work(NamedTuple):
 
     topology_id: str
     code_dir: str
+    restarts: int = 0
+    """Of the assignment: a process that was started for fewer is replaced."""
 
 
 class Worker(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import GrayUpgrade, WorkerSlot
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.verbs import parse_workers
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,10 @@ class Selection:
         return {**asdict(self), "workers": list(self.workers)}
 
 
-def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
-    """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else."""
-    if not isinstance(text, str | list | tuple):
-        raise InvalidRequest(f"{text!r:.40} names no workers: give HOST:PORT,HOST:PORT")
-    found: dict[str, None] = {}
-    for part in text.split(",") if isinstance(text, str) else text:
-        if not isinstance(part, str):
-            raise InvalidRequest(f"{part!r:.40} is not a worker: name workers as HOST:PORT")
-        word = part.strip()
-        if not word:
-            continue
-        host, _, port = word.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit():
-            raise InvalidRequest(f"{word!r:.80} is not a worker: name workers as HOST:PORT,HOST:PORT")
-        found[f"{host}:{int(port)}"] = None
-    return tuple(found)
-
-
 def selection_of_conf(conf: Mapping[str, Any]) -> Selection:
     """The selection in the keys ``topology.upgrade.workers``, ``.component`` and ``.worker.num``."""
     return Selection(
-        workers=parse_workers(conf.get("topology.upgrade.workers") or ()),
+        workers=tuple(parse_workers(conf.get("topology.upgrade.workers") or ())),
         component=conf.get("topology.upgrade.component") or None,
         number=int(conf.get("topology.upgrade.worker.num") or 0),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from storm_dagster.client.changes import change_topology
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
 from storm_dagster.defs.declared.declaration import Actual, describe_declared, differences
 from storm_dagster.defs.declared.deploy import LeftToQueue, alone, read_actual, reconcile
@@ -158,10 +159,9 @@ def ask_job(
                 raise InvalidRequest(
                     f"name is {name!r}, declared are {', '.join(sorted(topologies))}: name one of them"
                 )
-            body = {} if config.wait_secs is None else {"wait_secs": config.wait_secs}
             with topologies[name].nimbus.client() as nimbus:
-                answer = nimbus.post(f"/v1/topologies/{name}/{verb}", body, repeat=False)
-        context.add_output_metadata({"topology": name, "run_id": str(answer.get("run_id") or "none")})
+                asked = change_topology(nimbus, name, verb=verb, wait=False, wait_secs=config.wait_secs)
+        context.add_output_metadata({"topology": name, "run_id": str(asked.run_id or "none")})
 
     @dg.job(name=job, executor_def=dg.in_process_executor, description=description, tags=tags)
     def asking() -> None:

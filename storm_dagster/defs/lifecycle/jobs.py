@@ -1,25 +1,32 @@
 """One op job for each verb of a topology's life. Each waits for its effect and then reports it."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
+from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.failures import step_errors
-from storm_dagster.defs.forms import KillConfig, NameConfig, UpdateConfig
+from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import may_drop
+from storm_dagster.defs.pictures.metadata import table
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.defs.submission.metadata import stored_metadata
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.operations.context import OperationsContext
+from storm_dagster.model.verbs import VERBS, Verb, parse_workers
+from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.results import LifecycleResult
+from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
 _POLL_SECS = 0.5
 # After the delay the leader and lifecycle_sensor remove the topology too: this run lets them, and does it
@@ -30,81 +37,59 @@ _LONGEST_WAIT_SECS = 600
 _LONGEST_START_SECS = 60.0
 
 
-def observe_change(
-    context: dg.OpExecutionContext,
-    handles: Handles,
-    verb: str,
-    name: str,
-    outcome: str,
-    metadata: Mapping[str, Any],
-) -> None:
-    """Record at the topology's asset what ``verb`` came to, and tag the run with the topology's name."""
-    context.log_event(
-        dg.AssetObservation(
-            asset_key=handles.zookeeper.asset_key(ACTIVE_TOPOLOGY),
-            partition=name,
-            description=f"{verb}: {outcome}",
-            metadata={"verb": verb, **metadata},
+@dataclass
+class _VerbRun:
+    """One run of a verb's job."""
+
+    verb: Verb
+    context: dg.OpExecutionContext
+    config: Any
+    names: DagsterNames
+    handles: Handles
+    ops: OperationsContext
+
+    def operate(self, *args: Any, **more: Any) -> Any:
+        """The result of the verb's operation, by default with the fields of its request."""
+        fields = {name: getattr(self.config, name) for name in self.verb.request.model_fields if name != "dry_run"}
+        return lifecycle.operation_of(self.verb.name)(self.ops, self.config.name, *args, **(more or fields))
+
+    def observe(self, name: str, outcome: str, metadata: Mapping[str, Any]) -> None:
+        """Record something at the topology's asset."""
+        self.context.log_event(
+            dg.AssetObservation(
+                asset_key=self.handles.zookeeper.asset_key(ACTIVE_TOPOLOGY),
+                partition=name,
+                description=f"{self.verb.name}: {outcome}",
+                metadata={"verb": self.verb.name, **metadata},
+            )
         )
-    )
-    context.add_output_metadata(dict(metadata))
-    if not context.has_tag(TOPOLOGY_TAG):
-        context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: name})
+
+    def finish(self, name: str, outcome: str, metadata: Mapping[str, Any], began: float) -> None:
+        """Record what the verb came to, and tag the run with the topology's name."""
+        metadata = {**metadata, "seconds": round(time.monotonic() - began, 3)}
+        self.observe(name, outcome, metadata)
+        self.context.add_output_metadata(metadata)
+        if not self.context.has_tag(TOPOLOGY_TAG):
+            self.context.instance.add_run_tags(self.context.run.run_id, {TOPOLOGY_TAG: name})
 
 
-def _observe(
-    context: dg.OpExecutionContext,
-    handles: Handles,
-    verb: str,
-    report: LifecycleResult,
-    began: float,
-    gap_secs: float | None = None,
-) -> None:
-    metadata = {
-        "topology_id": report.topology_id,
-        "status": report.status or "gone",
-        "previous": report.previous or "unknown",
-        "changed": report.changed,
-        **({"drain_secs": round(report.drain_secs, 3)} if report.drain_secs else {}),
-        "seconds": round(time.monotonic() - began, 3),
-        **({} if gap_secs is None else {"gap_secs": round(gap_secs, 3)}),
-    }
-    observe_change(context, handles, verb, report.name, report.status or "gone", metadata)
+_Report = tuple[LifecycleResult | UpgradeResult, dict[str, Any]]
+"""The result, and metadata that it does not hold."""
 
 
-def _verb_job(
-    names: DagsterNames,
-    verb: str,
-    description: str,
-    operation: Callable[[OperationsContext, str], LifecycleResult],
-) -> dg.JobDefinition:
-    def verb_op(context: dg.OpExecutionContext, config: NameConfig, handles: Handles) -> None:
-        began = time.monotonic()
-        with operations(context, handles) as ops:
-            report = operation(ops, config.name)
-        _observe(context, handles, verb, report, began)
-
-    return op_job(names, f"{verb}_topology", description, verb_op)
-
-
-_KILL = "Silence the topology's spouts, wait, and end it: workers, cluster state, code, and its partition."
-
-
-def kill_topology(context: dg.OpExecutionContext, config: KillConfig, names: DagsterNames, handles: Handles) -> None:
+def _kill(run: _VerbRun) -> _Report:
     """Kill the topology, see it removed, then drop its partition key."""
-    began = time.monotonic()
-    with operations(context, handles) as ops:
-        report = lifecycle.kill(ops, config.name, config.wait_secs)
-        if report.status is not None:
-            context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
-            if (report.delay_secs or 0) <= _LONGEST_WAIT_SECS:
-                report = _await_removal(ops, report)
-        gone = ops.cluster.load_view().topology_named(report.name) is None
-        cluster_id = ops.cluster.cluster_id()
-    _observe(context, handles, "kill", report, began)
-    if gone and may_drop(context.instance, names, report.name, cluster_id):
+    report = run.operate()
+    if report.status is not None:
+        run.context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
+        if (report.delay_secs or 0) <= _LONGEST_WAIT_SECS:
+            report = _await_removal(run.ops, report)
+    gone = run.ops.cluster.load_view().topology_named(report.name) is None
+    instance = run.context.instance
+    if gone and may_drop(instance, run.names, report.name, run.ops.cluster.cluster_id()):
         # The history stays; a later submission of the name shows it again.
-        context.instance.delete_dynamic_partition(names.partitions, report.name)
+        instance.delete_dynamic_partition(run.names.partitions, report.name)
+    return report, {}
 
 
 def _await_removal(ops: OperationsContext, report: LifecycleResult) -> LifecycleResult:
@@ -117,67 +102,138 @@ def _await_removal(ops: OperationsContext, report: LifecycleResult) -> Lifecycle
     return lifecycle.remove(ops, report.topology_id)
 
 
-_UPDATE = "Run new code in the place of the running topology (hot deploy): checked, stored and placed first."
+def _restart(run: _VerbRun) -> _Report:
+    """Restart, and see every worker replaced."""
+    former = topology_by_name(run.ops.cluster.load_view(), run.config.name).live_workers.values()
+    report = run.operate()
+    if former:
+        _await_workers(run.ops, report.topology_id, {node.token for node in former})
+    return report, {}
 
 
-def update_topology(
-    context: dg.OpExecutionContext, config: UpdateConfig, handles: Handles, nimbus: NimbusResource
-) -> None:
-    """Upload if need be, then replace; the old topology is touched only when the new one stands ready."""
-    began = time.monotonic()
-    with step_errors():
-        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded)
-        if handle is None and not config.token:
-            raise InvalidRequest(f"nothing to run in the place of {config.name!r}: give `target` in the form")
-    with operations(context, handles) as ops:
-        report = lifecycle.update(
-            ops,
-            config.name,
-            token=config.token or context.run.run_id,
-            handle=handle,
-            allow_degraded=config.allow_degraded,
-        )
-        gap = _await_workers(ops, report) if report.drain_secs else None
-        found = ops.cluster.read_assignment(report.topology_id)
-        table = ops.cluster.read_tasks(report.topology_id)
-    _observe(context, handles, "update", report, began, gap)
-    if found is None or table is None:
-        return  # Killed in the meantime.
-    shown = stored_metadata(found[0], table.component_of(), report.name)
+def _update(run: _VerbRun, handle: str | None) -> _Report:
+    """Replace the old topology, which is touched only when the new one stands ready."""
+    token, allowed = run.config.token or run.context.run.run_id, run.config.allow_degraded
+    if handle is None and not run.config.token:
+        raise InvalidRequest(f"nothing to run in the place of {run.config.name!r}: give `target` in the form")
+    report: LifecycleResult = run.operate(token=token, handle=handle, allow_degraded=allowed)
+    began = run.ops.monotonic()
+    gap: dict[str, Any] = {}
+    if report.drain_secs and _await_workers(run.ops, report.topology_id):
+        gap["gap_secs"] = round((report.swap_secs or 0.0) + run.ops.monotonic() - began, 3)
+    found = run.ops.cluster.read_assignment(report.topology_id)
+    tasks = run.ops.cluster.read_tasks(report.topology_id)
+    if found is None or tasks is None:
+        return report, gap  # Killed in the meantime.
+    shown = stored_metadata(found[0], tasks.component_of(), report.name)
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
     for key, metadata in ((PUBLISHED_ASSIGNMENT, {**common, **shown}), (ACTIVE_TOPOLOGY, common)):
-        context.log_event(
-            dg.AssetMaterialization(
-                asset_key=handles.zookeeper.asset_key(key), partition=report.name, metadata=metadata
-            )
-        )
+        asset = run.handles.zookeeper.asset_key(key)
+        run.context.log_event(dg.AssetMaterialization(asset_key=asset, partition=report.name, metadata=metadata))
+    return report, gap
 
 
-def _await_workers(ops: OperationsContext, report: LifecycleResult) -> float | None:
-    """Seconds from the last tuple of the old topology until every worker of the new one runs; ``None``: not in time."""
+def _await_workers(ops: OperationsContext, topology_id: str, former: set[str] | None = None) -> bool:
+    """Whether every worker runs in time, none of them with a start token of ``former``."""
     began = ops.monotonic()
     while ops.monotonic() - began < _LONGEST_START_SECS:
-        topology = ops.cluster.load_view().topologies.get(report.topology_id)
+        topology = ops.cluster.load_view().topologies.get(topology_id)
         if topology is None or topology.assignment is None:
-            return None
-        slots = {worker.slot for worker in topology.assignment.workers}
-        if slots <= {slot for slot, node in topology.live_workers.items() if node.status == "running"}:
-            return (report.swap_secs or 0.0) + ops.monotonic() - began
+            return False
+        running = {
+            slot
+            for slot, node in topology.live_workers.items()
+            if node.status == "running" and node.token not in (former or ())
+        }
+        if {worker.slot for worker in topology.assignment.workers} <= running:
+            return True
         ops.sleep(_POLL_SECS / 5)
-    return None
+    return False
+
+
+def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
+    """Ask for the batch, and watch it."""
+    config = run.config
+    selection = Selection(tuple(parse_workers(config.workers)), config.component or None, config.number)
+    token = config.token or run.context.run.run_id
+    request = run.operate(selection, handle=handle, token=token, allow_degraded=config.allow_degraded)
+    run.context.log.info(f"the upgrade of {request.topology_id} is {request.outcome}")
+    return _watch(run, request)
+
+
+def _watch(run: _VerbRun, request: UpgradeResult) -> _Report:
+    """Wait for the workers, and show each one's change in the run and at the topology's asset."""
+
+    def on_worker(worker: str, state: str) -> None:
+        run.context.log.info(f"{worker}: {state}")
+        metadata = {"worker": worker, "code": state, "topology_id": request.topology_id}
+        run.observe(request.name, f"{worker} {state}", metadata)
+
+    back = run.verb.name == "rollback"
+    result = await_upgrade(run.ops, request, wait_secs=run.config.wait_secs, on_worker=on_worker, back=back)
+    count = Counter(result.workers.values())
+    metadata: dict[str, Any] = {phase: count[phase] for phase in ("upgraded", "upgrading", "former")}
+    metadata["workers"] = table("worker code", sorted(result.workers.items()))
+    if result.state is not None and result.state.record is not None:
+        metadata["code"] = result.state.record.code_dir
+    if result.reason:
+        metadata["reason"] = result.reason
+    return result, metadata
+
+
+def _complete(run: _VerbRun) -> _Report:
+    result = run.operate()
+    return result, {"code": result.assignment.code_dir if result.assignment is not None else ""}
+
+
+_EFFECTS: Mapping[str, Callable[..., _Report]] = {
+    "kill": _kill,
+    "restart": _restart,
+    "update": _update,
+    "gray-upgrade": _gray_upgrade,
+    "complete-upgrade": _complete,
+    "rollback": lambda run: _watch(run, run.operate()),
+}
+"""Verbs whose runs do more than their operation. Those that bring code take the handle of its upload, too."""
+
+
+def _metadata(result: LifecycleResult | UpgradeResult) -> tuple[str, dict[str, Any]]:
+    """Outcome in words, and metadata."""
+    shown: dict[str, Any] = {"topology_id": result.topology_id, "status": result.status or "gone"}
+    if isinstance(result, UpgradeResult):
+        return f"{result.outcome}, {result.status}", {**shown, "outcome": result.outcome}
+    drained = {"drain_secs": round(result.drain_secs, 3)} if result.drain_secs else {}
+    return shown["status"], {**shown, "previous": result.previous or "unknown", "changed": result.changed, **drained}
+
+
+@functools.lru_cache(maxsize=128)
+def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
+    def perform(
+        context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles, *handle: str | None
+    ) -> None:
+        began = time.monotonic()
+        effect = _EFFECTS.get(verb.name, lambda run: (run.operate(), {}))
+        with operations(context, handles) as ops:
+            run = _VerbRun(verb, context, config, names, handles, ops)
+            result, more = effect(run, *handle)
+        outcome, metadata = _metadata(result)
+        run.finish(result.name, outcome, {**metadata, **more}, began)
+
+    def verb_op(context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles) -> None:
+        perform(context, config, names, handles)
+
+    def code_op(
+        context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles, nimbus: NimbusResource
+    ) -> None:
+        with step_errors():
+            handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf, config.allow_degraded)
+        perform(context, config, names, handles, handle)
+
+    op = code_op if verb.brings_code else verb_op
+    op.__annotations__["config"] = verb_config(verb)
+    return op_job(names, verb.job, verb.summary, op)
 
 
 def build_lifecycle_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
-    """The jobs that kill, activate, deactivate, restart and update a topology."""
-    return [
-        op_job(names, "kill_topology", _KILL, kill_topology),
-        op_job(names, "update_topology", _UPDATE, update_topology),
-        _verb_job(names, "activate", "Let the topology's spouts emit.", lifecycle.activate),
-        _verb_job(names, "deactivate", "Stop the topology's spouts; its workers stay.", lifecycle.deactivate),
-        _verb_job(
-            names,
-            "restart",
-            "Restart the topology from its own code, under a new id, with its current parallelism.",
-            lambda ops, name: lifecycle.restart(ops, name),
-        ),
-    ]
+    """The job of every verb but the rebalance, whose run materializes assets."""
+    return [_verb_job(names, verb) for verb in VERBS.values() if verb.name != "rebalance"]

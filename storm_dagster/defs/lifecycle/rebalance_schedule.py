@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from storm_dagster.client.changes import change_topology
 from storm_dagster.core.balance import imbalance
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.failures import step_errors
-from storm_dagster.defs.forms import AskForRebalanceConfig
+from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import topology_tags
 from storm_dagster.defs.observe.history import remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
@@ -24,6 +25,7 @@ from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_reference
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.rebalance import rebalance
@@ -92,15 +94,15 @@ def _gain(ops: OperationsContext, view: ClusterView, name: str) -> _Gain:
     return _Gain(report.topology_id, report.moved, skipped, text)
 
 
+class AskForRebalanceConfig(verb_config(VERBS["rebalance"])):
+    """Config: the topology, and the options of the request."""
+
+
 def ask_for_rebalance(context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource) -> None:
     """Ask nimbus, whose Dagster runs the rebalance itself."""
     with step_errors(), nimbus.client() as client:
-        answer = client.post(
-            f"/v1/topologies/{check_topology_reference(config.name)}/rebalance",
-            {"reassign": config.reassign},
-            repeat=False,
-        )
-    context.add_output_metadata({"run_id": str(answer.get("run_id") or "none"), "topology": config.name})
+        asked = change_topology(client, verb="rebalance", wait=False, **config.model_dump())
+    context.add_output_metadata({"run_id": str(asked.run_id or "none"), "topology": config.name})
 
 
 def build_rebalance_schedule(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from storm_dagster.http.schemas import Natural, UploadHandle, closed, extensible
+from storm_dagster.http.schemas import Natural, closed, extensible
 
 _Status = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
 _Stats = dict[str, float]
@@ -26,17 +25,6 @@ class HealthDocument(TypedDict):
     cluster_id: str | None
     uptime_secs: int
     missing: int | None
-
-
-@closed
-class SubmissionDocument(TypedDict):
-    """Request of a submission: its parts were uploaded under the handle."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
-    handle: UploadHandle
-    token: NotRequired[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,235}$")] | None]
-    inactive: NotRequired[bool]
-    allow_degraded: NotRequired[bool]
 
 
 class SubmittedDocument(TypedDict):

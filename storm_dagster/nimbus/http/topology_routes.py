@@ -16,10 +16,10 @@ from storm_dagster.http.query import query_text
 from storm_dagster.http.responses import Endpoint, get, post
 from storm_dagster.http.schemas import choice
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.verbs import VERBS, BlacklistRequest, SubmitRequest, check_request
 from storm_dagster.nimbus.http import schemas
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.bodies import CHANGES, BlacklistChange, check_body
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
@@ -39,9 +39,8 @@ def topology_operations(
 
     def blacklist(document: dict[str, Any]) -> dict[str, Any]:
         epoch = nimbus.status.require()
-        asked = check_body(BlacklistChange, document, "a change of the blacklist")
-        listed = change_blacklist(nimbus.operations(epoch), add=asked.add or (), remove=asked.remove or ())
-        return {"hosts": list(listed)}
+        asked = check_request(BlacklistRequest, document, "a change of the blacklist")
+        return {"hosts": list(change_blacklist(nimbus.operations(epoch), **asked.fields()))}
 
     def state(request: Request) -> dict[str, Any]:
         asked = {part: query_text(request, part) for part in ("key", "limit", "after")}
@@ -66,7 +65,7 @@ def topology_operations(
         "name": Parameter("name", str, "Topology name, or id", where="path"),
         "run_id": Parameter("run_id", str, "Run id", where="path"),
         "component": Parameter("component", str, "Component", where="path"),
-        "verb": Parameter("verb", choice(*CHANGES), where="path"),
+        "verb": Parameter("verb", choice(*VERBS), where="path"),
     }
     reading, changing = (404, 500, 503), (404, 409, 500, 503)
 
@@ -113,7 +112,7 @@ def topology_operations(
             "Launch the run of a submission",
             schemas.SubmittedDocument,
             202,
-            schemas.SubmissionDocument,
+            SubmitRequest,
             body_required=True,
         ),
         read(
@@ -166,7 +165,7 @@ def topology_operations(
             "Change a topology",
             schemas.ChangedDocument,
             202,
-            reduce(or_, dict.fromkeys(CHANGES.values())),
+            reduce(or_, dict.fromkeys(row.request for row in VERBS.values())),
         ),
         read(
             "/v1/blacklist",
@@ -179,7 +178,7 @@ def topology_operations(
             lambda _, document: blacklist(document),
             "Change the blacklist",
             schemas.BlacklistDocument,
-            body=BlacklistChange,
+            body=BlacklistRequest,
         ),
         read("/v1/cluster", lambda _: reader.cluster(), "Nimbuses and supervisors", schemas.ClusterDocument),
     ]

@@ -8,28 +8,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from storm_dagster.core.transitions import Event, apply_event
+from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.machine import check_ending
 from storm_dagster.core.upgrade.selection import Selection
-from storm_dagster.model.dagster_names import REBALANCE_JOB
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
+from storm_dagster.model.verbs import VERBS, Verb, check_request
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.bodies import CHANGES, check_body
-from storm_dagster.operations.context import OperationsContext, topology_by_name
+from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
-from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.submission import update_differences
-from storm_dagster.operations.upgrade import UpgradeResult, check_request
+from storm_dagster.operations.upgrade import check_upgrade
 
 _log = logging.getLogger(__name__)
-
-_EVENTS: tuple[Event, ...] = ("activate", "deactivate", "kill", "rebalance")
-"""Verbs that the topology's status allows or forbids under their own name."""
 
 
 class LifecycleRequests:
@@ -41,14 +36,15 @@ class LifecycleRequests:
     def act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Start the change: ``{"run_id", "id", "name", "status"}``, with new code also ``conf``: what differs in it.
 
-        ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the leader did it itself (kill,
-        activate, deactivate, complete-upgrade, rollback); all others are then :class:`Unavailable`. :class:`NotAlive` for an
+        ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the leader did it itself
+        (:attr:`Verb.leader`); all others are then :class:`Unavailable`. :class:`NotAlive` for an
         unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
         is changed: the response describes the change, for a rebalance with the plan.
         """
-        if verb not in CHANGES:
-            raise InvalidRequest(f"{verb!r:.40} is not a change of a topology: use {', '.join(CHANGES)}")
-        body = check_body(CHANGES[verb], document, verb)
+        row = VERBS.get(verb)
+        if row is None:
+            raise InvalidRequest(f"{verb!r:.40} is not a change of a topology: use {', '.join(VERBS)}")
+        body = check_request(row.request, document, verb)
         fields = body.fields()
         epoch = self._nimbus.status.require()
         view = self._nimbus.cluster.load_view()
@@ -59,11 +55,11 @@ class LifecycleRequests:
             "status": topology.base.status,
         }
         # The run decides; what cannot be done now needs no run.
-        if verb in _EVENTS:
+        if verb in ("activate", "deactivate", "kill", "rebalance"):
             apply_event(topology.base, verb)
         if verb == "rebalance":
             require_offered_host(view, topology)
-        elif verb in ("update", "gray-upgrade"):
+        elif row.brings_code:
             self._check_upload(verb, topology.id, fields, epoch)
             if handle := fields.get("handle"):
                 answer["conf"] = update_differences(self._nimbus.operations(epoch), topology, handle)
@@ -73,14 +69,13 @@ class LifecycleRequests:
             plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
         try:
-            return {"run_id": self._launch(topology.base.name, verb, fields), **answer}
+            return {"run_id": self._launch(topology.base.name, row, fields), **answer}
         except (Misconfigured, Unavailable) as error:
-            by_hand = self._by_hand(verb, fields)
-            if by_hand is None:
+            if not row.leader:
                 raise
             _log.warning("%s of %s is done by the leader: %s", verb, topology.id, error)
         ctx = self._nimbus.operations(epoch)
-        report = by_hand(ctx, topology.id)
+        report = lifecycle.operation_of(verb)(ctx, topology.id, **fields)
         self._nimbus.unreported.add(
             ctx,
             report.name,
@@ -93,7 +88,7 @@ class LifecycleRequests:
         handle = fields.get("handle")
         if verb == "gray-upgrade":
             selection = Selection(tuple(fields.get("workers", ())), fields.get("component"), fields.get("number", 0))
-            check_request(self._nimbus.operations(epoch), topology_id, selection, new=handle is not None)
+            check_upgrade(self._nimbus.operations(epoch), topology_id, selection, new=handle is not None)
         elif handle is None:
             raise InvalidRequest("an update names no upload: upload the new code and give its 'handle'")
         if handle is not None:
@@ -123,30 +118,10 @@ class LifecycleRequests:
             "warnings": list(placement.warnings) if placement else [],
         }
 
-    def _launch(self, name: str, verb: str, fields: Mapping[str, Any]) -> str:
+    def _launch(self, name: str, row: Verb, fields: Mapping[str, Any]) -> str:
         dagster = self._nimbus.dagster
-        tags = {"storm/topology": name}
-        if verb == "rebalance":
+        op, config, tags = dagster.names.name(f"{row.job}_op"), {"name": name, **fields}, {"storm/topology": name}
+        if row.name == "rebalance":
             dagster.add_partition(name)
-            return dagster.launch(
-                REBALANCE_JOB,
-                {"ops": {dagster.names.stage_op("assignment"): {"config": dict(fields)}}},
-                {**tags, "dagster/partition": name},
-                patient=True,
-            )
-        job = f"{verb.replace('-', '_')}_topology"
-        config = {"ops": {dagster.names.name(f"{job}_op"): {"config": {"name": name, **fields}}}}
-        return dagster.launch(job, config, tags, patient=self._by_hand(verb, fields) is None)
-
-    def _by_hand(
-        self, verb: str, fields: Mapping[str, Any]
-    ) -> Callable[[OperationsContext, str], LifecycleResult | UpgradeResult] | None:
-        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleResult | UpgradeResult]] = {
-            "kill": lambda ctx, name: lifecycle.kill(ctx, name, fields.get("wait_secs")),
-            "activate": lifecycle.activate,
-            "deactivate": lifecycle.deactivate,
-            # Rolling back and completing must not wait for Dagster.
-            "complete-upgrade": lifecycle.complete_upgrade,
-            "rollback": lifecycle.roll_back,
-        }
-        return by_hand.get(verb)
+            op, config, tags = dagster.names.stage_op("assignment"), dict(fields), {**tags, "dagster/partition": name}
+        return dagster.launch(row.job, {"ops": {op: {"config": config}}}, tags, patient=not row.leader)

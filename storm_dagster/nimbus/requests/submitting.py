@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
-from storm_dagster.model.errors import AlreadyAlive, Conflict, InvalidRequest, Misconfigured, Unavailable
+from storm_dagster.model.errors import AlreadyAlive, Conflict, Misconfigured, Unavailable
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.verbs import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import FINISHED
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import check_name_free
 from storm_dagster.operations.submit.staging import check_token, read_token
 
-_FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
 _REMEMBERED_SECS = 600.0
 _POLL_SECS = 0.5
 """So old may the knowledge be that a run goes on: of a hundred callers with one name few ask Dagster."""
@@ -55,16 +55,10 @@ class Submissions:
         A token that was used before answers with its run (or, when that failed, with a new one).
         :class:`AlreadyAlive` when a topology of the name exists under another token, or is being submitted.
         """
-        unknown = sorted(set(document) - _FIELDS)
-        if unknown:
-            raise InvalidRequest(f"a submission has no field {unknown[0]!r}: it has {', '.join(sorted(_FIELDS))}")
+        asked = check_request(SubmitRequest, document, "a submission")
         epoch = self._nimbus.status.require()
-        name = check_topology_name(document.get("name"))
-        token = check_token(document.get("token") or uuid.uuid4().hex)
-        flags = {field: document.get(field, False) for field in ("inactive", "allow_degraded")}
-        for field, value in flags.items():
-            if not isinstance(value, bool):
-                raise InvalidRequest(f"{field!r} of the submission must be true or false, got {value!r:.40}")
+        name = check_topology_name(asked.name)
+        token = check_token(asked.token or uuid.uuid4().hex)
         with self._locks.hold(token), self._locks.hold(f"name {name}"):
             self._refuse_under_way(name, token)
             view = self._nimbus.cluster.load_view()
@@ -78,9 +72,9 @@ class Submissions:
                     raise
                 run_id = None  # its topology runs: which run made it is not worth an error
             if run_id is None and not own:
-                handle = document.get("handle")
-                self._nimbus.uploads.require(handle)
-                run_id = self._launch(name, token, {"handle": handle, "token": token, **flags})
+                self._nimbus.uploads.require(asked.handle)
+                config = asked.model_copy(update={"token": token}).model_dump(exclude={"name"})
+                run_id = self._launch(name, token, config)
         return {"run_id": run_id, "token": token}
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:

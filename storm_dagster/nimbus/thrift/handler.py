@@ -131,8 +131,7 @@ class NimbusHandler:
 
     def killTopology(self, name: str | None, options: Any = None) -> None:
         """Kill after ``wait_secs``; none, or a negative number, means the message timeout, as in Storm."""
-        wait = options.wait_secs if options is not None else None
-        self._act(name, "kill", {} if wait is None or wait < 0 else {"wait_secs": wait})
+        self._act(name, "kill", {"wait_secs": _wait_secs(options)})
 
     killTopologyWithOpts = killTopology
 
@@ -148,21 +147,13 @@ class NimbusHandler:
         """Rebalance: workers, executors and delay. What Storm 2.x may lay over conf and resources is refused."""
         document: dict[str, Any] = {}
         if options is not None:
-            if options.topology_resources_overrides or options.topology_conf_overrides not in (
-                None,
-                "",
-                "{}",
-            ):
+            if options.topology_resources_overrides or options.topology_conf_overrides not in (None, "", "{}"):
                 raise InvalidTopology(
                     "a rebalance changes workers and executors, not conf or resources: update the topology for those"
                 )
-            wait = options.wait_secs
-            document = {
-                "wait_secs": None if wait is None or wait < 0 else wait,
-                "workers": options.num_workers,
-                "executors": options.num_executors or None,
-            }
-        self._act(name, "rebalance", {key: value for key, value in document.items() if value is not None})
+            executors = options.num_executors or None
+            document = {"wait_secs": _wait_secs(options), "workers": options.num_workers, "executors": executors}
+        self._act(name, "rebalance", document)
 
     def _act(self, name: str | None, verb: str, document: dict[str, Any]) -> None:
         if not isinstance(name, str) or not name:
@@ -327,6 +318,11 @@ def _only(found: TopologyView, asked: str | None) -> TopologyView:
     raise NotAlive(
         f"no topology {asked!r:.200} is alive under that id or name: {found.base.name!r} has the id {found.id!r}"
     )
+
+
+def _wait_secs(options: Any) -> int | None:
+    secs = options.wait_secs if options is not None else None
+    return None if secs is None or secs < 0 else secs
 
 
 def _choice(options: Any) -> int | None:

@@ -1,6 +1,6 @@
-"""A topology in the place of another of its name: restart, and hot deploy (``docs/decisions.md#hot-deploy``).
+"""Restart of a topology's workers, and hot deploy: a topology in the place of another (``docs/decisions.md#hot-deploy``).
 
-The one that runs is touched only when its successor is validated, stored, replicated and planned; then one
+The one that runs is replaced only when its successor is validated, stored, replicated and planned; then one
 transaction ends the one and publishes the other. There is never a moment without the topology.
 """
 
@@ -10,18 +10,16 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from storm_dagster.core.submission.conf import SUBMITTED_KEYS, message_timeout_secs, total_conf
-from storm_dagster.core.submission.validation import normalize_submission
+from storm_dagster.core.submission.conf import message_timeout_secs, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, StormDagsterError
-from storm_dagster.model.names import ACKER, code_key, conf_key, jar_key
+from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.security import Security
-from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.actions import announce
+from storm_dagster.operations.assignment_records import append_assignment
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
-from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
@@ -33,28 +31,24 @@ from storm_dagster.operations.submit.publishing import (
     stage_assignment,
 )
 from storm_dagster.operations.submit.staging import (
-    StagingRecord,
-    former_state,
     read_record,
     read_token,
     read_topology,
-    write_part,
 )
 from storm_dagster.operations.submit.submission import (
     SUBMIT,
-    check_confs,
     stage_code,
     stage_conf,
     stage_tasks,
     take_over,
 )
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
-from storm_dagster.operations.transactions import commit, retry_on_conflict
+from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
 UPDATE = operation("update", SUBMIT, SWEEP, DELETE_CODE)
-RESTART = operation("restart", UPDATE)
+RESTART = operation("restart", "restart")
 
 _LONGEST_DRAIN_SECS = 30.0
 _POLL_SECS = 0.05
@@ -64,19 +58,34 @@ _SPARE_SECS = 30
 """Added to the drain's own limit: only then may somebody take it for abandoned and let the spouts run again."""
 
 
-def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleResult:
-    """Start the topology again from its own stored code, with its present parallelism, under a new id.
+def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
+    """Start every worker of the topology again: same id, places, code, conf and status.
 
-    Its status stays ACTIVE or INACTIVE as it was. ``token`` makes a repetition after a crash finish the
-    same restart; without one it is made from the id that is replaced. :class:`NotAlive`, :class:`Conflict`
-    in any other status, :class:`Unavailable` when it does not fit.
+    The supervisors replace the processes, each in its slot; what is under way is replayed by the spouts. The pauses
+    after earlier crashes end. :class:`NotAlive`; :class:`Conflict` unless ACTIVE or INACTIVE; :class:`Unavailable`
+    without an assignment.
     """
-    if token is None or not _is_published(ctx, token):
-        topology = _replaceable(ctx, name)
-        token = token or f"restart-{topology.id}"
-        _stage_copy(ctx, topology, token)
-        _prepare(ctx, topology, token, None)
-    return _replace(ctx, token)
+    epoch = ctx.current_epoch()
+    wanted: dict[str, int] = {}
+
+    def attempt(view: ClusterView) -> LifecycleResult:
+        topology = topology_by_name(view, name)
+        check_replaceable(topology, "restarted")
+        assignment, base = topology.assignment, topology.base
+        if assignment is None:
+            raise Unavailable(f"topology {base.name!r} has no assignment yet: wait until it is healed")
+        report = LifecycleResult(topology.id, base.name, base.status, changed=True, previous=base.status)
+        if assignment.restarts >= wanted.setdefault(topology.id, assignment.restarts + 1):
+            return report  # The reply of our own commit was lost.
+        after = assignment.model_copy(update={"restarts": wanted[topology.id]})
+        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology.id: after})
+        transaction.check(paths.topology(topology.id), topology.base_at.version)
+        append_assignment(ctx, transaction, base.name, after, topology.assignment_at)
+        announce(ctx, transaction, topology.id, "restart")
+        commit(ctx, transaction, "restart")
+        return report
+
+    return retry_on_conflict(ctx, f"restarting {name}", attempt)
 
 
 def update(
@@ -86,10 +95,23 @@ def update(
 
     Whatever is wrong with the new one, its archive included, is raised before the old one is touched. Then the old
     one's spouts fall silent, what is under way finishes (at most the message timeout, 30 s), and one transaction
-    swaps them; when that fails the old one goes on. Errors as of :func:`restart`, and those of a submission.
+    swaps them; when that fails the old one goes on. :class:`NotAlive`, :class:`Conflict` in another status than ACTIVE
+    and INACTIVE, and the errors of a submission.
     """
     if not _is_published(ctx, token):
-        _prepare(ctx, _replaceable(ctx, name), token, handle, allow_degraded)
+        topology = topology_by_name(ctx.cluster.load_view(), name)
+        check_replaceable(topology)
+        stage_conf(
+            ctx,
+            name=topology.base.name,
+            token=token,
+            handle=handle,
+            allow_degraded=allow_degraded,
+            replaces=topology.id,
+        )
+        stage_code(ctx, token=token)
+        stage_tasks(ctx, token=token)
+        stage_assignment(ctx, token=token)
         record = read_record(ctx, token)
         conf, spec = read_topology(ctx, token)
         check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
@@ -99,32 +121,6 @@ def update(
 def _is_published(ctx: OperationsContext, token: str) -> bool:
     known = read_token(ctx, token)
     return known is not None and known[0].published
-
-
-def _replaceable(ctx: OperationsContext, name: str) -> TopologyView:
-    topology = topology_by_name(ctx.cluster.load_view(), name)
-    check_replaceable(topology)
-    return topology
-
-
-def _prepare(
-    ctx: OperationsContext,
-    topology: TopologyView,
-    token: str,
-    handle: str | None,
-    allow_degraded: bool = False,
-) -> None:
-    stage_conf(
-        ctx,
-        name=topology.base.name,
-        token=token,
-        handle=handle,
-        allow_degraded=allow_degraded,
-        replaces=topology.id,
-    )
-    stage_code(ctx, token=token)
-    stage_tasks(ctx, token=token)
-    stage_assignment(ctx, token=token)
 
 
 def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
@@ -168,40 +164,6 @@ def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
     """Delete the rest of a replaced topology; the cleaner deletes what this misses."""
     sweep(ctx, ctx.current_epoch(), topology_id)
     delete_code(ctx, topology_id)
-
-
-def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> None:
-    """Stage the running topology's conf and code, with its present parallelism.
-
-    What an older release stored meets the rules of this one here, as an upload does where it is read.
-    """
-    conf = decode_json(ctx.blobs.read(conf_key(topology.code_dir)), conf_key(topology.code_dir))
-    spec = decode_topology(ctx.blobs.read(code_key(topology.code_dir)))
-    executors = topology.base.executors
-    conf = {
-        **conf,
-        "topology.workers": topology.base.workers,
-        "topology.acker.executors": executors.get(ACKER, 0),
-        "topology.bolt.parallelism": {
-            component: count for component, count in executors.items() if component in spec.bolts
-        },
-        "topology.spout.parallelism": {
-            component: count for component, count in executors.items() if component in spec.spouts
-        },
-    }
-    conf, spec, _ = check_confs(conf, spec, f"the stored conf of {topology.id}", "warn")
-    conf.setdefault(SUBMITTED_KEYS, [])
-    conf, spec = normalize_submission(ctx.values(), conf, spec)
-    head = StagingRecord(
-        topology_id=topology.id,
-        name=topology.base.name,
-        epoch=0,
-        archive=jar_key(topology.code_dir),
-        former=former_state(topology, copied=True),
-    )
-    write_part(ctx, token, "conf", conf)
-    write_part(ctx, token, "topology", spec)
-    write_part(ctx, token, "record", head)
 
 
 def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from storm_dagster.core.submission.conf import message_timeout_secs
 from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
@@ -41,11 +41,15 @@ __all__ = [
     "finish_due",
     "gray_upgrade",
     "kill",
+    "operation_of",
     "remove",
     "restart",
     "roll_back",
     "update",
 ]
+
+rollback = roll_back
+"""By the name of its verb."""
 
 ACTIVATE = operation("activate", "activate")
 DEACTIVATE = operation("deactivate", "deactivate")
@@ -63,6 +67,11 @@ _ACTIONS: dict[Event, Action] = {
     "deactivate": "deactivate",
     "kill": "killTopology",
 }
+
+
+def operation_of(verb: str) -> Callable[..., Any]:
+    """The operation of a verb, which takes the context, the topology's name and the fields of the request."""
+    return globals()[verb.replace("-", "_")]
 
 
 def activate(ctx: OperationsContext, name: str) -> LifecycleResult:

@@ -29,7 +29,7 @@ from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.actions import Action, announce
+from storm_dagster.operations.actions import announce
 from storm_dagster.operations.assignment_records import append_assignment, read_backup
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.documents import encode_json
@@ -40,7 +40,6 @@ from storm_dagster.operations.submit.staging import (
     StagedPlacement,
     StagedTasks,
     StagingRecord,
-    former_state,
     read_placement,
     read_record,
     read_tasks,
@@ -137,15 +136,15 @@ def _check_target(view: ClusterView, record: StagingRecord) -> None:
         # What others were told has happened to it meanwhile is not undone.
         replaced = view.topologies[record.replaces]
         check_replaceable(replaced)
-        if record.former not in ("", former_state(replaced, copied=record.handle is None)):
-            raise Conflict(f"topology {record.name!r} got other code or parallelism while this was prepared: try again")
+        if record.former not in ("", replaced.code_dir):
+            raise Conflict(f"topology {record.name!r} got other code while this was prepared: try again")
 
 
-def check_replaceable(topology: TopologyView) -> None:
+def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
     """:class:`Conflict` when the topology is in the middle of something, or killed, and nothing may take its place."""
     if topology.base.status not in ("ACTIVE", "INACTIVE"):
         raise Conflict(
-            f"topology {topology.base.name!r} is {topology.base.status} and cannot be replaced: wait until it has finished"
+            f"topology {topology.base.name!r} is {topology.base.status} and cannot be {doing}: wait until it has finished"
         )
 
 
@@ -301,9 +300,7 @@ def _publish(
     transaction.create(paths.topology(topology_id), encode_record(base))
     # Workers may write it, and make nothing below the base.
     transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
-    # What takes the place of a topology was uploaded (hot deploy), or is its own code again.
-    again: Action = "restart" if record.handle is None else "updateTopology"
-    announce(ctx, transaction, topology_id, again if replaced is not None else "submitTopology")
+    announce(ctx, transaction, topology_id, "updateTopology" if replaced is not None else "submitTopology")
     commit(ctx, transaction, "publish")
     found = ctx.cluster.state.get_version(paths.assignment(topology_id))
     return PublishResult(

@@ -5,7 +5,6 @@ Every stage reads what it needs from here, so that any of them can run again, al
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +22,6 @@ from storm_dagster.model.records import (
     encode_record,
 )
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json, encode_json
 from storm_dagster.operations.steps import step
@@ -49,7 +47,7 @@ class StagingRecord(Record):
     replaces: str | None = None
     """Topology id of the same name that the publication takes the place of."""
     former: str = ""
-    """What was read of that one to make this: its code and, of a copy, its parallelism. Empty: not checked."""
+    """Code of that one, whose conf was read to make this. Empty: not checked."""
 
 
 class StagedTasks(Record):
@@ -58,12 +56,6 @@ class StagedTasks(Record):
     table: TaskTable
     executors: dict[str, int]
     workers: int
-
-
-def former_state(topology: TopologyView, *, copied: bool) -> str:
-    """The part of a running topology that its successor is made from; a copy takes its parallelism as well."""
-    parallelism = [topology.base.workers, sorted(topology.base.executors.items())]
-    return json.dumps([topology.code_dir, *(parallelism if copied else [])])
 
 
 @dataclass(frozen=True)

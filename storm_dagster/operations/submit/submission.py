@@ -43,7 +43,6 @@ from storm_dagster.operations.submit.staging import (
     StagedTasks,
     StagingRecord,
     allocate_topology_id,
-    former_state,
     newest_token_key,
     read_record,
     read_token,
@@ -118,7 +117,7 @@ def stage_conf(
     # Checked in full before the token's node, the first thing that is stored.
     if handle is not None and ctx.blobs.exists(upload_key(handle, "topology")):
         replaced = alive if replaces is not None else None
-        former = former_state(replaced, copied=False) if replaced else ""
+        former = replaced.code_dir if replaced else ""
         submitted, spec, warnings, archive = read_source(ctx, handle, unknown, replaced)
         conf, spec = normalize_submission(ctx.values(), submitted, spec.model_copy(update={"name": name}))
     else:

@@ -319,13 +319,23 @@ def _supervisor_app() -> Any:
         service.stop()
 
 
-def _http(app: Any) -> Names:
-    """Per method and path: parameters, and fields of requests and answers, as ``/openapi.json`` describes them."""
+def nimbus_openapi() -> dict[str, Any]:
+    """``/openapi.json`` of a nimbus."""
+    return _openapi(_nimbus_app())[1]
+
+
+def _openapi(app: Any) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
+    """(method, route) of everything served, and how ``/openapi.json`` describes it."""
     while not hasattr(app, "routes"):
         app = app._app
     served = [(method, route) for route in app.routes for method in sorted(route.methods - {"HEAD"})]
     endpoint = next(route.endpoint for _, route in served if route.path == "/openapi.json")
-    document = json.loads(asyncio.run(endpoint(None)).body)
+    return served, json.loads(asyncio.run(endpoint(None)).body)
+
+
+def _http(app: Any) -> Names:
+    """Per method and path: parameters, and fields of requests and answers, as ``/openapi.json`` describes them."""
+    served, document = _openapi(app)
     schemas = document["components"].get("schemas", {})
     found: Names = {"errors": []}
     for method, route in served:

@@ -81,7 +81,7 @@ def _update(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
 
 
 def _restart(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:
-    return lifecycle.restart(ctx, name, token=options["token"])
+    return lifecycle.restart(ctx, name)
 
 
 def _gray_upgrade(ctx: OperationsContext, name: str, options: dict[str, Any]) -> Any:

@@ -186,7 +186,7 @@ def _choice(cluster: Cluster, plan: Plan) -> tuple[str, str]:
 def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     rng = cluster.kernel.rng
     options: dict[str, Any] = {}
-    if verb in ("submit", "update", "restart", "gray_upgrade"):
+    if verb in ("submit", "update", "gray_upgrade"):
         options["token"] = f"t{len(cluster.commands)}"
     if verb in ("submit", "update"):
         options |= {"workers": rng.choice((1, 2, 3)), "archive": rng.randrange(4)}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from storm_simulation.workers import SimulatedWorker
 
 ROOT = "/storm"
-_REPLACING = ("update", "restart")
+_REPLACING = ("update",)
 
 
 class Rules:

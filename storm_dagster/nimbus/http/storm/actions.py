@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.verbs import check_request
 from storm_dagster.nimbus.http.storm.formats import Links
-from storm_dagster.nimbus.http.storm.schemas import LogLevelsRequest, RebalanceOptions, RebalanceRequest
-from storm_dagster.nimbus.requests.bodies import check_body
+from storm_dagster.nimbus.http.storm.schemas import LogLevelsRequest, RebalanceOptions, StormRebalance
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
@@ -43,7 +43,7 @@ class TopologyActions:
 
     def rebalance(self, name: str, wait: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers", "executors"}}``."""
-        options = check_body(RebalanceRequest, document, "a rebalance").rebalanceOptions or RebalanceOptions()
+        options = check_request(StormRebalance, document, "a rebalance").rebalanceOptions or RebalanceOptions()
         change = {"wait_secs": _secs(wait), "workers": options.numWorkers, "executors": options.executors}
         return self.act(name, "rebalance", change)
 
@@ -74,7 +74,7 @@ class TopologyActions:
     def set_log_levels(self, name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level", "timeout",
         "reset_level"}}}``; a logger without a target level has that of the conf again."""
-        entries = check_body(LogLevelsRequest, document, "a change of log levels").namedLoggerLevels
+        entries = check_request(LogLevelsRequest, document, "a change of log levels").namedLoggerLevels
         changes = {
             logger: level_change(logger, entry.target_level, entry.timeout or 0, entry.reset_level)
             for logger, entry in entries.items()

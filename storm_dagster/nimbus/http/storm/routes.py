@@ -161,7 +161,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         ),
         _change("/topology/{id}/activate", lambda name: actions.act(name, "activate"), "Activate a topology"),
         _change("/topology/{id}/deactivate", lambda name: actions.act(name, "deactivate"), "Deactivate a topology"),
-        _change("/topology/{id}/rebalance/{wait}", actions.rebalance, "Rebalance a topology", schemas.RebalanceRequest),
+        _change("/topology/{id}/rebalance/{wait}", actions.rebalance, "Rebalance a topology", schemas.StormRebalance),
         _change("/topology/{id}/kill/{wait}", actions.kill, "Kill a topology"),
         *(
             _change(

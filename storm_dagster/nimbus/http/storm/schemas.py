@@ -7,251 +7,195 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from storm_dagster.http.schemas import document
-from storm_dagster.nimbus.requests.bodies import Body
+from storm_dagster.model.verbs import RequestModel
 
 _Decimals = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]{3}$")]
 _Uptime = Annotated[str, Field(pattern=r"^([0-9]+d [0-9]+h [0-9]+m |[0-9]+h [0-9]+m |[0-9]+m )?[0-9]+s$")]
 _Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$"), AfterValidator(int)] | None
 _Kind = Literal["spout", "bolt"]
-_NullableInt = int | None
-_NullableText = str | None
-_Map = dict[str, Any]
-_Percentiles = dict[str, dict[str, float]]
-_OURS = {_Percentiles: "latencyPercentiles"}
-"""What Storm does not have."""
 
-# Keys that several documents share.
+_KINDS: dict[Any, str] = {
+    str: "id encodedId name owner status stormVersion window windowHint windowPretty stream component encodedComponentId host "
+    "version error errorHost errorWorkerLogLink lastError logLink workerLogLink nimbusLogLink eventLogLink supervisorId "
+    "topologyId encodedTopologyId topologyName topologyStatus topologyOperation spoutId encodedSpoutId spoutType boltId "
+    "encodedBoltId nimbusUpTime nimbusUpTimeSeconds component_id stream_id task message dumplink :host :link :component "
+    ":stream :sani-stream :grouping",
+    _Uptime: "uptime",
+    _Decimals: "completeLatency executeLatency processLatency capacity",
+    _Kind: "componentType :type",
+    int: "uptimeSeconds tasksTotal workersTotal executorsTotal replicationCount supervisors topologies slotsTotal slotsUsed "
+    "slotsFree port logviewerPort executors tasks emitted transferred acked failed executed msgTimeout time errorPort "
+    "errorTime errorLapsedSecs errorCount totalTopologies totalExecutors totalWorkers totalTasks :port :uptime_secs",
+    str | None: "schedulerInfo user",
+    float: "requestedMemOnHeap requestedMemOffHeap requestedCpu requestedTotalMem assignedMemOnHeap assignedMemOffHeap "
+    "assignedTotalMem assignedCpu totalMem totalCpu usedMem usedCpu availMem availCpu memAssignedPercentUtil "
+    "cpuAssignedPercentUtil totalMemoryUsage totalCpuUsage totalReqOnHeapMem totalReqOffHeapMem totalReqMem totalReqCpu "
+    "totalAssignedOnHeapMem totalAssignedOffHeapMem samplingPct totalLag :capacity :latency",
+    bool: "schedulerDisplayResource blacklisted debug profilingAndDebuggingCapable profileActionEnabled :checked",
+    Literal["N/A"]: "memoryGuarantee cpuGuarantee isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
+    Literal["http", "https"]: "logviewerScheme",
+    Any: "metrics value",
+    list[Any]: "visualizationTable profilerActive",
+    list[str]: "topo-history",
+    dict[str, Any]: "configuration namedLoggerLevels",
+    dict[str, int]: "componentNumTasks",
+    dict[str, dict[str, float]]: "latencyPercentiles",
+    dict[str, list[str]]: "stacks",
+}
+_TYPES = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}
+"""Key -> its type in every document that names no other."""
+
 _COUNTS = "emitted transferred acked failed"
 _LATENCIES = "executeLatency processLatency capacity"
 _ASKED = "requestedMemOnHeap requestedMemOffHeap requestedCpu"
-_HEAD = {
-    str: "id encodedId name owner status stormVersion",
-    _Uptime: "uptime",
-    int: "uptimeSeconds tasksTotal workersTotal executorsTotal replicationCount",
-    _NullableText: "schedulerInfo",
-    float: f"{_ASKED} requestedTotalMem assignedMemOnHeap assignedMemOffHeap assignedTotalMem assignedCpu",
-}
-_ERROR = {str: "errorHost errorWorkerLogLink error", int: "time errorPort errorLapsedSecs errorCount"}
-_ROW_INTS = f"executors tasks {_COUNTS}"
-_ROW_ERROR = {_NullableInt: "errorPort errorTime errorLapsedSecs", float: _ASKED}
-_ROW_TEXTS = "lastError errorHost errorWorkerLogLink"
+_HEAD = (
+    "id encodedId name owner status stormVersion uptime uptimeSeconds tasksTotal workersTotal executorsTotal "
+    f"replicationCount schedulerInfo {_ASKED} requestedTotalMem assignedMemOnHeap assignedMemOffHeap assignedTotalMem "
+    "assignedCpu"
+)
+_ERROR = "errorHost errorWorkerLogLink error time errorPort errorLapsedSecs errorCount"
+_ROW = f"executors tasks {_COUNTS} latencyPercentiles lastError errorHost errorWorkerLogLink errorTime {_ASKED}"
 
-ClusterSummary = document(
+
+def _page(name: str, keys: str, *, optional: Any = "", **others: Any) -> Any:
+    """The document that has exactly these keys, those of ``others`` with other types than usual."""
+    return document(name, {**{key: _TYPES[key] for key in keys.split()}, **others}, optional=optional)
+
+
+ClusterSummary = _page(
     "ClusterSummary",
-    {
-        str: "stormVersion",
-        int: "supervisors topologies slotsTotal slotsUsed slotsFree executorsTotal tasksTotal",
-        bool: "schedulerDisplayResource",
-        float: "totalMem totalCpu availMem availCpu memAssignedPercentUtil cpuAssignedPercentUtil",
-    },
+    "stormVersion supervisors topologies slotsTotal slotsUsed slotsFree executorsTotal tasksTotal schedulerDisplayResource "
+    "totalMem totalCpu availMem availCpu memAssignedPercentUtil cpuAssignedPercentUtil",
 )
 _Supervisors = list[
-    document(
+    _page(
         "SupervisorRow",
-        {
-            str: "id host logLink version",
-            _Uptime: "uptime",
-            int: "uptimeSeconds slotsTotal slotsUsed slotsFree",
-            float: "totalMem totalCpu usedMem usedCpu availMem availCpu",
-            bool: "blacklisted",
-        },
+        "id host logLink version uptime uptimeSeconds slotsTotal slotsUsed slotsFree totalMem totalCpu usedMem usedCpu "
+        "availMem availCpu blacklisted",
     )
 ]
 _Workers = list[
-    document(
+    _page(
         "WorkerRow",
-        {
-            str: "supervisorId host topologyId topologyName workerLogLink",
-            _Uptime: "uptime",
-            int: "port executorsTotal uptimeSeconds",
-            float: "assignedMemOnHeap assignedMemOffHeap assignedCpu",
-            dict[str, int]: "componentNumTasks",
-        },
+        "supervisorId host topologyId topologyName workerLogLink uptime port executorsTotal uptimeSeconds assignedMemOnHeap "
+        "assignedMemOffHeap assignedCpu componentNumTasks",
     )
 ]
-SupervisorSummary = document("SupervisorSummary", {_Supervisors: "supervisors", bool: "schedulerDisplayResource"})
-SupervisorPage = document(
-    "SupervisorPage", {_Supervisors: "supervisors", _Workers: "workers", bool: "schedulerDisplayResource"}
-)
-_Nimbus = document(
+SupervisorSummary = _page("SupervisorSummary", "schedulerDisplayResource", supervisors=_Supervisors)
+SupervisorPage = _page("SupervisorPage", "schedulerDisplayResource", supervisors=_Supervisors, workers=_Workers)
+_Nimbus = _page(
     "NimbusRow",
-    {
-        str: "host version nimbusUpTime nimbusUpTimeSeconds nimbusLogLink",
-        int: "port",
-        Literal["Leader", "Not a Leader", "Offline"]: "status",
-    },
+    "host version nimbusUpTime nimbusUpTimeSeconds nimbusLogLink port",
+    status=Literal["Leader", "Not a Leader", "Offline"],
 )
-NimbusSummary = document("NimbusSummary", {list[_Nimbus]: "nimbuses"})
-HistorySummary = document("HistorySummary", {list[str]: "topo-history"})
-TopologySummary = document(
-    "TopologySummary",
-    {list[document("TopologyRow", _HEAD)]: "topologies", bool: "schedulerDisplayResource"},
-)
-_Owner = document(
+NimbusSummary = _page("NimbusSummary", "", nimbuses=list[_Nimbus])
+HistorySummary = _page("HistorySummary", "topo-history")
+TopologySummary = _page("TopologySummary", "schedulerDisplayResource", topologies=list[_page("TopologyRow", _HEAD)])
+_Owner = _page(
     "OwnerRow",
-    {
-        str: "owner",
-        int: "totalTopologies totalExecutors totalWorkers totalTasks",
-        float: "totalMemoryUsage totalCpuUsage totalReqOnHeapMem totalReqOffHeapMem totalReqMem totalReqCpu "
-        "totalAssignedOnHeapMem totalAssignedOffHeapMem",
-        Literal["N/A"]: "memoryGuarantee cpuGuarantee isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
-    },
+    "owner totalTopologies totalExecutors totalWorkers totalTasks totalMemoryUsage totalCpuUsage totalReqOnHeapMem "
+    "totalReqOffHeapMem totalReqMem totalReqCpu totalAssignedOnHeapMem totalAssignedOffHeapMem memoryGuarantee cpuGuarantee "
+    "isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
 )
-OwnerSummary = document("OwnerSummary", {list[_Owner]: "owners", bool: "schedulerDisplayResource"})
+OwnerSummary = _page("OwnerSummary", "schedulerDisplayResource", owners=list[_Owner])
 _SpoutWindows = list[
-    document(
+    _page(
         "SpoutWindow",
-        {str: "windowPretty window", int: _COUNTS, _Decimals: "completeLatency", **_OURS},
+        f"windowPretty window {_COUNTS} completeLatency latencyPercentiles",
         optional="latencyPercentiles",
     )
 ]
-_BoltWindows = list[
-    document("BoltWindow", {str: "windowPretty window", int: f"{_COUNTS} executed", _Decimals: _LATENCIES, **_OURS})
-]
-_Spout = document(
-    "SpoutRow",
-    {
-        str: f"spoutId encodedSpoutId {_ROW_TEXTS}",
-        int: _ROW_INTS,
-        _Decimals: "completeLatency",
-        **_OURS,
-        **_ROW_ERROR,
-    },
-)
-_Bolt = document(
-    "BoltRow",
-    {
-        str: f"boltId encodedBoltId {_ROW_TEXTS}",
-        int: f"{_ROW_INTS} executed",
-        _Decimals: _LATENCIES,
-        **_OURS,
-        **_ROW_ERROR,
-    },
-)
-TopologyPage = document(
+_BoltWindows = list[_page("BoltWindow", f"windowPretty window {_COUNTS} executed {_LATENCIES} latencyPercentiles")]
+_NULLABLE = {"errorPort": int | None, "errorTime": int | None, "errorLapsedSecs": int | None}
+_Spout = _page("SpoutRow", f"spoutId encodedSpoutId completeLatency {_ROW}", **_NULLABLE)
+_Bolt = _page("BoltRow", f"boltId encodedBoltId executed {_LATENCIES} {_ROW}", **_NULLABLE)
+TopologyPage = _page(
     "TopologyPage",
-    {
-        **_HEAD,
-        str: f"{_HEAD[str]} window windowHint",
-        int: f"{_HEAD[int]} msgTimeout",
-        float: f"{_HEAD[float]} samplingPct",
-        _NullableText: "schedulerInfo user",
-        bool: "schedulerDisplayResource debug",
-        _SpoutWindows: "topologyStats",
-        _Workers: "workers",
-        list[_Spout]: "spouts",
-        list[_Bolt]: "bolts",
-        _Map: "configuration",
-        list[Any]: "visualizationTable",
-    },
+    f"{_HEAD} window windowHint msgTimeout samplingPct user schedulerDisplayResource debug configuration visualizationTable",
+    topologyStats=_SpoutWindows,
+    workers=_Workers,
+    spouts=list[_Spout],
+    bolts=list[_Bolt],
 )
-TopologyWorkers = document(
-    "TopologyWorkers",
-    {
-        list[document("HostPort", {str: "host", int: "port"})]: "hostPortList",
-        int: "logviewerPort",
-        Literal["http", "https"]: "logviewerScheme",
-    },
+TopologyWorkers = _page(
+    "TopologyWorkers", "logviewerPort logviewerScheme", hostPortList=list[_page("HostPort", "host port")]
 )
-_Executor = document(
+_Executor = _page(
     "ExecutorRow",
-    {
-        str: "id encodedId host workerLogLink",
-        _Uptime: "uptime",
-        int: f"uptimeSeconds port {_COUNTS} executed",
-        _Decimals: f"completeLatency {_LATENCIES}",
-    },
+    f"id encodedId host workerLogLink uptime uptimeSeconds port {_COUNTS} executed completeLatency {_LATENCIES}",
     optional=f"completeLatency executed {_LATENCIES}",
 )
-_Output = document(
+_Output = _page(
     "OutputRow",
-    {str: "stream", int: _COUNTS, _Decimals: "completeLatency", **_OURS},
+    f"stream {_COUNTS} completeLatency latencyPercentiles",
     optional="completeLatency acked failed latencyPercentiles",
 )
-_Input = document(
+_Input = _page(
     "InputRow",
-    {
-        str: "component encodedComponentId stream",
-        int: "executed acked failed",
-        _Decimals: "executeLatency processLatency",
-        **_OURS,
-    },
+    "component encodedComponentId stream executed acked failed executeLatency processLatency latencyPercentiles",
 )
-ComponentPage = document(
+ComponentPage = _page(
     "ComponentPage",
-    {
-        str: "id encodedId name topologyId encodedTopologyId topologyStatus window windowHint eventLogLink",
-        _NullableText: "user",
-        _Kind: "componentType",
-        int: "executors tasks",
-        float: f"{_ASKED} samplingPct",
-        bool: "schedulerDisplayResource debug profilingAndDebuggingCapable profileActionEnabled",
-        list[Any]: "profilerActive",
-        list[document("ErrorRow", _ERROR)]: "componentErrors",
-        list[_Output]: "outputStats",
-        list[_Executor]: "executorStats",
-        _SpoutWindows: "spoutSummary",
-        _BoltWindows: "boltStats",
-        list[_Input]: "inputStats",
-    },
+    "id encodedId name topologyId encodedTopologyId topologyStatus window windowHint eventLogLink user componentType "
+    f"executors tasks {_ASKED} samplingPct schedulerDisplayResource debug profilingAndDebuggingCapable profileActionEnabled "
+    "profilerActive",
+    componentErrors=list[_page("ErrorRow", _ERROR)],
+    outputStats=list[_Output],
+    executorStats=list[_Executor],
+    spoutSummary=_SpoutWindows,
+    boltStats=_BoltWindows,
+    inputStats=list[_Input],
     optional="spoutSummary boltStats inputStats",
 )
-_ComponentError = document("ComponentError", {**_ERROR, str: f"{_ERROR[str]} component"})
-TopologyErrors = document("TopologyErrors", {list[_ComponentError]: "topologyErrors"})
-_Values = list[document("StreamValue", {str: "stream_id component_id", Any: "value"}, optional="component_id")]
-_Reported = document("ReportedMetrics", {str: "component_id task", Any: "metrics"})
-_SpoutMetrics = document("SpoutMetrics", {str: "id", _Values: f"{_COUNTS} complete_ms_avg"})
-_BoltMetrics = document("BoltMetrics", {str: "id", _Values: f"{_COUNTS} executed executed_ms_avg process_ms_avg"})
-TopologyMetrics = document(
+TopologyErrors = _page("TopologyErrors", "", topologyErrors=list[_page("ComponentError", f"{_ERROR} component")])
+_Values = list[_page("StreamValue", "stream_id component_id value", optional="component_id")]
+
+
+def _metrics(name: str, keys: str) -> Any:
+    return list[_page(name, "id", **dict.fromkeys(keys.split(), _Values))]
+
+
+TopologyMetrics = _page(
     "TopologyMetrics",
-    {
-        str: "window windowHint",
-        list[_Reported]: "reported",
-        list[_SpoutMetrics]: "spouts",
-        list[_BoltMetrics]: "bolts",
-    },
+    "window windowHint",
+    reported=list[_page("ReportedMetrics", "component_id task metrics")],
+    spouts=_metrics("SpoutMetrics", f"{_COUNTS} complete_ms_avg"),
+    bolts=_metrics("BoltMetrics", f"{_COUNTS} executed executed_ms_avg process_ms_avg"),
 )
-_LagResult = document("LagResult", {float: "totalLag", dict[str, float]: "tasks"})
-SpoutLag = document("SpoutLag", {str: "spoutId spoutType", _LagResult: "spoutLagResult"})
-_VisualStats = document(
-    "VisualStats",
-    {str: ":host", int: ":port :uptime_secs", dict[str, dict[str, int]]: ":transferred"},
-)
-_VisualInput = document("VisualInput", {str: ":component :stream :sani-stream :grouping"})
-VisualNode = document(
+SpoutLag = _page("SpoutLag", "spoutId spoutType", spoutLagResult=_page("LagResult", "totalLag", tasks=dict[str, float]))
+_VisualStats = _page("VisualStats", ":host :port :uptime_secs", **{":transferred": dict[str, dict[str, int]]})
+VisualNode = _page(
     "VisualNode",
-    {
-        _Kind: ":type",
-        float: ":capacity :latency",
-        dict[str, int]: ":transferred",
-        list[_VisualStats]: ":stats",
-        str: ":link",
-        list[_VisualInput]: ":inputs",
+    ":type :capacity :latency :link",
+    **{
+        ":transferred": dict[str, int],
+        ":stats": list[_VisualStats],
+        ":inputs": list[_page("VisualInput", ":component :stream :sani-stream :grouping")],
     },
 )
-_VisualStream = document("VisualStream", {str: ":stream :sani-stream", bool: ":checked"})
-VisualTable = document("VisualTable", {list[list[_VisualStream]]: "visualizationTable"})
-TopologyOperation = document("TopologyOperation", {str: "topologyOperation topologyId", Literal["success"]: "status"})
-StacksPage = document("StacksPage", {Literal["ok"]: "status", str: "id dumplink", dict[str, list[str]]: "stacks"})
-DisabledAction = document("DisabledAction", {str: "status message"})
-LogLevelsPage = document("LogLevelsPage", {_Map: "namedLoggerLevels"})
+_VisualStream = _page("VisualStream", ":stream :sani-stream :checked")
+VisualTable = _page("VisualTable", "", visualizationTable=list[list[_VisualStream]])
+TopologyOperation = _page("TopologyOperation", "topologyOperation topologyId", status=Literal["success"])
+StacksPage = _page("StacksPage", "id dumplink stacks", status=Literal["ok"])
+DisabledAction = _page("DisabledAction", "status message")
+LogLevelsPage = _page("LogLevelsPage", "namedLoggerLevels")
 
 
-class RebalanceOptions(Body):
+class RebalanceOptions(RequestModel):
     """Options of a rebalance."""
 
     numWorkers: _Number = None
     executors: dict[str, _Number] | None = None
 
 
-class RebalanceRequest(Body):
+class StormRebalance(RequestModel):
     """Body of a rebalance, as Storm's UI sends it."""
 
     rebalanceOptions: RebalanceOptions | None = None
     callback: Any = None
 
 
-class LoggerLevel(Body):
+class LoggerLevel(RequestModel):
     """Level of a logger, for ``timeout`` seconds; without a target level the logger has that of the conf again."""
 
     target_level: Any = None

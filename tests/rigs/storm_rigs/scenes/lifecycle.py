@@ -105,35 +105,57 @@ def _code_hash(world: World, topology_id: str) -> str:
     return world.blobs.meta(jar_key(topology_id)).sha256
 
 
-def replacing(verb: str) -> Callable[[World], Scene]:
-    """Makes the scene of ``restart`` or ``update``."""
+def restarting(world: World) -> Scene:
+    """A restart of the workers."""
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    base, workers = world.named().base, world.assignment().workers
 
-    def scene(world: World) -> Scene:
-        old = world.submit("wc", "t", conf={"topology.workers": 2})
-        old_code = _code_hash(world, old)
-        options: dict[str, Any] = {"token": "next"}
-        if verb == "update":
-            options["handle"] = world.upload("h2", conf={"topology.workers": 2}, archive=pack_archive("newer archive"))
+    def restarts() -> int:
+        after = world.named()
+        assert (after.id, after.base, world.assignment().workers) == (topology_id, base, workers)
+        return world.assignment().restarts
 
-        def completed() -> None:
-            new = world.named()
-            assert new.id != old
-            is_active(world, new.id)
-            assert (_code_hash(world, new.id) == old_code) == (verb == "restart")
-            gone(world, old)
+    def completed() -> None:
+        assert restarts() >= 1
 
-        def undone() -> None:
-            is_active(world, old)
-            assert _code_hash(world, old) == old_code
+    def undone() -> None:
+        assert restarts() == 0
 
-        return Scene(
-            world,
-            f"{_LIFECYCLE}:{verb}",
-            {"name": "wc", **options},
-            again=lambda ctx: getattr(lifecycle, verb)(ctx, "wc", **options),
-            begun=lambda: world.named().id != old,
-            completed=completed,
-            undone=undone,
-        )
+    return Scene(
+        world,
+        f"{_LIFECYCLE}:restart",
+        {"name": "wc"},
+        again=lambda ctx: lifecycle.restart(ctx, "wc"),
+        begun=lambda: restarts() > 0,
+        completed=completed,
+        undone=undone,
+    )
 
-    return scene
+
+def updating(world: World) -> Scene:
+    """A hot deploy."""
+    old = world.submit("wc", "t", conf={"topology.workers": 2})
+    old_code = _code_hash(world, old)
+    handle = world.upload("h2", conf={"topology.workers": 2}, archive=pack_archive("newer archive"))
+    options: dict[str, Any] = {"token": "next", "handle": handle}
+
+    def completed() -> None:
+        new = world.named()
+        assert new.id != old
+        is_active(world, new.id)
+        assert _code_hash(world, new.id) != old_code
+        gone(world, old)
+
+    def undone() -> None:
+        is_active(world, old)
+        assert _code_hash(world, old) == old_code
+
+    return Scene(
+        world,
+        f"{_LIFECYCLE}:update",
+        {"name": "wc", **options},
+        again=lambda ctx: lifecycle.update(ctx, "wc", **options),
+        begun=lambda: world.named().id != old,
+        completed=completed,
+        undone=undone,
+    )

@@ -1,0 +1,57 @@
+"""A trial of "Add a verb": a row and an operation are enough for every way in."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from storm_dagster import client
+from storm_dagster.cli import app, change_verbs
+from storm_dagster.client import change_topology
+from storm_dagster.defs.forms import verb_config
+from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.verbs import VERBS, Flag, Verb, VerbRequest, check_request
+from storm_dagster.operations.live import lifecycle
+from storm_rigs.public_names import nimbus_openapi
+
+
+class ShakeRequest(VerbRequest):
+    """Request to shake a topology."""
+
+    force: Annotated[int, Flag("--force")] = Field(default=1, ge=1, le=9, description="How hard.")
+
+
+@pytest.fixture
+def shake(monkeypatch: pytest.MonkeyPatch) -> Verb:
+    verb = Verb("shake", "Shake a topology. Nothing falls.", ShakeRequest, leader=True, until=("ACTIVE",))
+    monkeypatch.setitem(VERBS, "shake", verb)  # type: ignore[arg-type]
+    monkeypatch.setattr(lifecycle, "shake", lambda ctx, name, force=1: (name, force), raising=False)
+    return verb
+
+
+def test_a_row_and_an_operation_make_every_way_in(shake: Verb) -> None:
+    document = nimbus_openapi()
+    operation = document["paths"]["/v1/topologies/{name}/{verb}"]["post"]
+    (words,) = [one["schema"]["enum"] for one in operation["parameters"] if one["name"] == "verb"]
+    assert "shake" in words and "#/components/schemas/ShakeRequest" in json.dumps(operation["requestBody"])
+    assert document["components"]["schemas"]["ShakeRequest"]["properties"]["force"]["maximum"] == 9
+    with pytest.raises(InvalidRequest, match="'force' of shake"):
+        check_request(shake.request, {"force": 10}, "shake")
+    (job,) = [job for job in build_lifecycle_jobs(DagsterNames()) if job.name == "shake_topology"]
+    op: Any = job.all_node_defs[0]
+    fields = op.config_schema.config_type.fields
+    assert set(fields) == {"name", "force"} and fields["force"].description == "How hard."
+    with pytest.raises(ValueError, match="force"):
+        verb_config(shake)(name="wc", force=10)
+    command = change_verbs.command_of(shake)
+    options = {option: parameter for parameter in command.params for option in parameter.opts}
+    assert {"--force", "--json", "--dry-run", "--wait"} <= options.keys()
+    assert options["--force"].type.name == "integer range" and command.help == "Shake topology NAME. Nothing falls."
+    assert client.shake_topology.func is change_topology
+    assert lifecycle.operation_of("shake")(None, "wc", force=3) == ("wc", 3)
+    assert app.VERBS["restart"] == ("change_verbs", "Start the workers of a topology again")
