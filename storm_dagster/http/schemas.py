@@ -47,18 +47,34 @@ class StormErrorDocument(TypedDict):
     errorMessage: str
 
 
-def document(name: str, fields: Mapping[str, Any], *, optional: str = "") -> type[BaseModel]:
-    """A model that has exactly these keys, for documents whose keys are somebody else's; ``fields`` maps them to types.
+def types_of(keys: Mapping[Any, str]) -> dict[str, Any]:
+    """Key -> type, of a map from types to their keys, separated by spaces."""
+    return {key: kind for kind, names in keys.items() for key in names.split()}
 
-    Keys of ``optional``, separated by spaces, may be absent.
+
+def document(
+    name: str,
+    keys: str,
+    types: Mapping[str, Any],
+    others: Mapping[str, Any],
+    *,
+    optional: str = "",
+    doc: str | None = None,
+    extra: Literal["forbid", "ignore"] | None = "forbid",
+) -> type[BaseModel]:
+    """A model of a document with ``keys``, whose types are in ``types``, and ``others`` with types of their own.
+
+    Keys of ``optional`` may be absent. ``extra``: ``"forbid"`` for a document that has no other keys, nor have those in
+    it; ``"ignore"`` for one in it that may gain keys.
     """
     absent = set(optional.split())
     # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their alias.
     members: dict[str, Any] = {
         f"field_{number}": (kind, Field(None if key in absent else ..., alias=key))
-        for number, (key, kind) in enumerate(fields.items())
+        for number, (key, kind) in enumerate({**{key: types[key] for key in keys.split()}, **others}.items())
     }
-    return create_model(name, __config__=ConfigDict(extra="forbid"), **members)
+    config = ConfigDict(extra=extra) if extra else ConfigDict()
+    return create_model(name, __config__=config, __doc__=doc, **members)
 
 
 class Schemas:

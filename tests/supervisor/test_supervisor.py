@@ -307,6 +307,35 @@ def test_only_code_changes_touch_a_process_tasks_do_not(rig: SupervisorRig) -> N
     eventually(lambda: not alive_now(before[6900]), what="the old one's end")
 
 
+def test_a_restart_replaces_each_worker_once_also_one_asked_for_while_the_supervisor_was_away(
+    rig: SupervisorRig,
+) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900, 6901)
+    first = rig.supervisor()
+    before = eventually(lambda: len(rig.running()) == 2 and rig.running(), what="both workers")
+
+    def replaced(former: dict[int, int]) -> dict[int, int] | None:
+        now = rig.running()
+        return now if now.keys() == former.keys() and not set(now.values()) & set(former.values()) else None
+
+    rig.assign("wc-1-1", 6900, 6901, restarts=1)
+    before = eventually(lambda: replaced(before), what="new processes in both slots")
+    first.kill()
+    first.wait(timeout=10)
+    rig.assign("wc-1-1", 6900, 6901, restarts=2)
+    second = rig.supervisor()
+    before = eventually(lambda: replaced(before), what="new processes again")
+    second.kill()
+    second.wait(timeout=10)
+    rig.supervisor()
+    os.kill(before[6901], signal.SIGKILL)
+    after = eventually(
+        lambda: rig.running().get(6901) not in (None, before[6901]) and rig.running(), what="the last one"
+    )
+    assert after[6900] == before[6900] and len(rig.starts()) == 7
+
+
 def test_an_unsafe_archive_fails_its_slot_only(rig: SupervisorRig) -> None:
     rig.code("evil-1-1")
     rig.blobs.blobs["evil-1-1-stormjar.jar"] = zip_bytes({"../evil": b"x"})

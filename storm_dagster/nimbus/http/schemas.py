@@ -1,224 +1,137 @@
-"""Documents under ``/v1``. Clients rely on these keys; newer versions may add others."""
+"""Documents under ``/v1``. Clients rely on these keys; newer versions may add others, except to closed documents."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from typing_extensions import NotRequired, TypedDict
+from storm_dagster.http.schemas import Natural, document, types_of
 
-from storm_dagster.http.schemas import Natural, closed, extensible
-
-_Status = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
-_Stats = dict[str, float]
-
-
-class HealthDocument(TypedDict):
-    """Health of one nimbus."""
-
-    status: Literal["ok", "degraded", "no leader", "no connection to ZooKeeper"]
-    leader: bool
-    leader_http: str | None
-    epoch: int | None
-    id: str
-    address: str
-    version: str
-    cluster_id: str | None
-    uptime_secs: int
-    missing: int | None
-
-
-class SubmittedDocument(TypedDict):
-    """Run that submits."""
-
-    run_id: str | None
-    token: str
+_TYPES = types_of(
+    {
+        str: "id name address version component node host error token stream cluster_id",
+        str | None: "leader_http run_id next raw",
+        bool: "leader degraded healer blacklisted",
+        int: "task port time count number failed_task tries first_ms last_ms replayed_ms executors",
+        int | None: "epoch missing pid",
+        Natural: "uptime_secs workers not_running waiting back_pressure",
+        float: "capacity",
+        float | None: "lag",
+        list[int]: "tasks ports used",
+        list[str]: "problems hosts",
+        dict[str, str]: "corrupt",
+        dict[str, float]: "stats",
+        dict[str, dict[str, float]]: "latency",
+        dict[str, dict[str, dict[str, float]]]: "stream_latency",
+        Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]: "status",
+        Literal["spout", "bolt"]: "type",
+    }
+)
 
 
-class RunDocument(TypedDict):
-    """A run of Dagster."""
-
-    status: str
+def _document(name: str, doc: str, keys: str, extra: Any = None, *, optional: Any = "", **others: Any) -> Any:
+    return document(name, keys, _TYPES, others, doc=doc, extra=extra, optional=optional)
 
 
-@extensible
-class ListRow(TypedDict):
-    """One topology in a list."""
-
-    id: str
-    name: str
-    status: _Status
-    uptime_secs: Natural
-    workers: Natural
-    executors: Natural
-    tasks: Natural
-    not_running: Natural
-    degraded: bool
-
-
-@closed
-class ListDocument(TypedDict):
-    """All topologies."""
-
-    topologies: list[ListRow]
-
-
-class ShowWorker(TypedDict):
-    """A worker of a topology."""
-
-    node: str
-    host: str
-    port: int
-    pid: int | None
-    tasks: list[int]
-    uptime_secs: Natural
-    version: str | None
-
-
-class ShowTask(TypedDict):
-    """A task of a topology; without a slot while it waits for one."""
-
-    id: int
-    component: str
-    node: str | None
-    host: str | None
-    port: int | None
-    status: Literal["starting", "running", "dead", "unassigned"]
-    uptime_secs: Natural
-    stats: _Stats
-
-
-class ShowComponent(TypedDict):
-    """A component with its statistics of all time; ``latency`` and ``stream_latency`` are of the last ten minutes."""
-
-    type: Literal["spout", "bolt"]
-    executors: int
-    tasks: list[int]
-    stats: _Stats
-    waiting: Natural
-    capacity: float
-    lag: float | None
-    latency: dict[str, _Stats]
-    stream_latency: dict[str, dict[str, _Stats]]
-
-
-class ShowError(TypedDict):
-    """An error that a task reported ``count`` times; ``time`` of the last one in epoch seconds."""
-
-    component: str
-    task: int
-    host: str
-    port: int
-    time: int
-    error: str
-    count: int
-
-
-class ShowDocument(TypedDict):
-    """One topology with its tasks, workers, statistics and errors; ``back_pressure`` counts the workers that hold
-    its spouts back."""
-
-    id: str
-    name: str
-    status: _Status
-    uptime_secs: Natural
-    workers: list[ShowWorker]
-    tasks: list[ShowTask]
-    components: dict[str, ShowComponent]
-    back_pressure: Natural
-    problems: list[str]
-    errors: list[ShowError]
-
-
-@extensible
-class StateEntry(TypedDict):
-    """A key of a task's state."""
-
-    task: int
-
-
-@closed
-class StateDocument(TypedDict):
-    """A page of keyed state; ``next`` begins the page after it."""
-
-    id: str
-    component: str
-    entries: list[StateEntry]
-    next: str | None
-
-
-@extensible
-class DeadLetter(TypedDict):
-    """A tuple that failed too often; ``raw`` is null if it cannot be emitted again. Times in milliseconds since 1970."""
-
-    number: int
-    spout: str
-    task: int
-    stream: str
-    error: str
-    component: str
-    failed_task: int
-    tries: int
-    first_ms: int
-    last_ms: int
-    raw: str | None
-    replayed_ms: NotRequired[int]
-
-
-@closed
-class DeadLettersDocument(TypedDict):
-    """A page of dead letters; ``next`` begins the page after it."""
-
-    id: str
-    letters: list[DeadLetter]
-    next: str | None
-
-
-class ChangedDocument(TypedDict):
-    """Answer to a change; ``run_id`` is null when the leader does it without Dagster."""
-
-    run_id: str | None
-    id: str
-    name: str
-    status: str
-
-
-@closed
-class BlacklistDocument(TypedDict):
-    """Hosts that get no new work."""
-
-    hosts: list[str]
-
-
-class ClusterNimbus(TypedDict):
-    """A nimbus."""
-
-    host: str
-    port: int | None
-    http: str | None
-    leader: bool
-    uptime_secs: int | None
-    version: str | None
-    missing: int | None
-
-
-class ClusterSupervisor(TypedDict):
-    """A supervisor; ``used`` are the ports of its slots that are assigned."""
-
-    id: str
-    host: str
-    ports: list[int]
-    used: list[int]
-    uptime_secs: Natural
-    version: str
-    http: str | None
-    blacklisted: bool
-
-
-class ClusterDocument(TypedDict):
-    """Nimbuses and supervisors; ``corrupt`` maps a damaged record's path to the reason."""
-
-    cluster_id: str
-    nimbuses: list[ClusterNimbus]
-    supervisors: list[ClusterSupervisor]
-    healer: bool
-    corrupt: dict[str, str]
+HealthDocument = _document(
+    "HealthDocument",
+    "Health of one nimbus.",
+    "leader leader_http epoch id address version missing",
+    status=Literal["ok", "degraded", "no leader", "no connection to ZooKeeper"],
+    cluster_id=str | None,
+    uptime_secs=int,
+)
+SubmittedDocument = _document("SubmittedDocument", "Run that submits.", "run_id token")
+RunDocument = _document("RunDocument", "A run of Dagster.", "", status=str)
+_ListRow = _document(
+    "ListRow",
+    "One topology in a list.",
+    "id name status uptime_secs workers not_running degraded",
+    "ignore",
+    executors=Natural,
+    tasks=Natural,
+)
+ListDocument = _document("ListDocument", "All topologies.", "", "forbid", topologies=list[_ListRow])
+_ShowWorker = _document(
+    "ShowWorker", "A worker of a topology.", "node host port pid tasks uptime_secs", version=str | None
+)
+_SLOT = {"node": str | None, "host": str | None, "port": int | None}
+_ShowTask = _document(
+    "ShowTask",
+    "A task of a topology; without a slot while it waits for one.",
+    "component uptime_secs stats",
+    id=int,
+    status=Literal["starting", "running", "dead", "unassigned"],
+    **_SLOT,
+)
+_ShowComponent = _document(
+    "ShowComponent",
+    "A component with its statistics of all time; ``latency`` and ``stream_latency`` are of the last ten minutes.",
+    "type executors tasks stats waiting capacity lag latency stream_latency",
+)
+_ShowError = _document(
+    "ShowError",
+    "An error that a task reported ``count`` times; ``time`` of the last one in epoch seconds.",
+    "component task host port time error count",
+)
+ShowDocument = _document(
+    "ShowDocument",
+    "One topology with its tasks, workers, statistics and errors; ``back_pressure`` counts the workers that hold\n"
+    "its spouts back.",
+    "id name status uptime_secs back_pressure problems",
+    workers=list[_ShowWorker],
+    tasks=list[_ShowTask],
+    components=dict[str, _ShowComponent],
+    errors=list[_ShowError],
+)
+_StateEntry = _document("StateEntry", "A key of a task's state.", "task", "ignore")
+StateDocument = _document(
+    "StateDocument",
+    "A page of keyed state; ``next`` begins the page after it.",
+    "id component next",
+    "forbid",
+    entries=list[_StateEntry],
+)
+_DeadLetter = _document(
+    "DeadLetter",
+    "A tuple that failed too often; ``raw`` is null if it cannot be emitted again. Times in milliseconds since 1970.",
+    "number task stream error component failed_task tries first_ms last_ms raw replayed_ms",
+    "ignore",
+    optional="replayed_ms",
+    spout=str,
+)
+DeadLettersDocument = _document(
+    "DeadLettersDocument",
+    "A page of dead letters; ``next`` begins the page after it.",
+    "id next",
+    "forbid",
+    letters=list[_DeadLetter],
+)
+ChangedDocument = _document(
+    "ChangedDocument",
+    "Answer to a change; ``run_id`` is null when the leader does it without Dagster.",
+    "run_id id name",
+    status=str,
+)
+BlacklistDocument = _document("BlacklistDocument", "Hosts that get no new work.", "hosts", "forbid")
+_ClusterNimbus = _document(
+    "ClusterNimbus",
+    "A nimbus.",
+    "host leader missing",
+    port=int | None,
+    uptime_secs=int | None,
+    version=str | None,
+    http=str | None,
+)
+_ClusterSupervisor = _document(
+    "ClusterSupervisor",
+    "A supervisor; ``used`` are the ports of its slots that are assigned.",
+    "id host ports used uptime_secs version blacklisted",
+    http=str | None,
+)
+ClusterDocument = _document(
+    "ClusterDocument",
+    "Nimbuses and supervisors; ``corrupt`` maps a damaged record's path to the reason.",
+    "cluster_id healer corrupt",
+    nimbuses=list[_ClusterNimbus],
+    supervisors=list[_ClusterSupervisor],
+)

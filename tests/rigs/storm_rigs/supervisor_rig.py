@@ -65,7 +65,13 @@ class SupervisorRig:
         )
 
     def assign(
-        self, topology_id: str, *ports: int, code: str | None = None, tasks: str = "1-2", node: str = "s1"
+        self,
+        topology_id: str,
+        *ports: int,
+        code: str | None = None,
+        tasks: str = "1-2",
+        node: str = "s1",
+        restarts: int = 0,
     ) -> None:
         as_storm(self.cluster).set_assignment(
             topology_id,
@@ -78,6 +84,7 @@ class SupervisorRig:
                 timestamp_ms=1,
                 # Without it new code is for each worker's next start.
                 type="UpdateTopology" if code else "Assign",
+                restarts=restarts,
             ),
         )
 

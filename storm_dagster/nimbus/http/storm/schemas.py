@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from storm_dagster.http.schemas import document
+from storm_dagster.http.schemas import document, types_of
 from storm_dagster.model.verbs import RequestModel
 
 _Decimals = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]{3}$")]
@@ -14,35 +14,36 @@ _Uptime = Annotated[str, Field(pattern=r"^([0-9]+d [0-9]+h [0-9]+m |[0-9]+h [0-9
 _Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$"), AfterValidator(int)] | None
 _Kind = Literal["spout", "bolt"]
 
-_KINDS: dict[Any, str] = {
-    str: "id encodedId name owner status stormVersion window windowHint windowPretty stream component encodedComponentId host "
-    "version error errorHost errorWorkerLogLink lastError logLink workerLogLink nimbusLogLink eventLogLink supervisorId "
-    "topologyId encodedTopologyId topologyName topologyStatus topologyOperation spoutId encodedSpoutId spoutType boltId "
-    "encodedBoltId nimbusUpTime nimbusUpTimeSeconds component_id stream_id task message dumplink :host :link :component "
-    ":stream :sani-stream :grouping",
-    _Uptime: "uptime",
-    _Decimals: "completeLatency executeLatency processLatency capacity",
-    _Kind: "componentType :type",
-    int: "uptimeSeconds tasksTotal workersTotal executorsTotal replicationCount supervisors topologies slotsTotal slotsUsed "
-    "slotsFree port logviewerPort executors tasks emitted transferred acked failed executed msgTimeout time errorPort "
-    "errorTime errorLapsedSecs errorCount totalTopologies totalExecutors totalWorkers totalTasks :port :uptime_secs",
-    str | None: "schedulerInfo user",
-    float: "requestedMemOnHeap requestedMemOffHeap requestedCpu requestedTotalMem assignedMemOnHeap assignedMemOffHeap "
-    "assignedTotalMem assignedCpu totalMem totalCpu usedMem usedCpu availMem availCpu memAssignedPercentUtil "
-    "cpuAssignedPercentUtil totalMemoryUsage totalCpuUsage totalReqOnHeapMem totalReqOffHeapMem totalReqMem totalReqCpu "
-    "totalAssignedOnHeapMem totalAssignedOffHeapMem samplingPct totalLag :capacity :latency",
-    bool: "schedulerDisplayResource blacklisted debug profilingAndDebuggingCapable profileActionEnabled :checked",
-    Literal["N/A"]: "memoryGuarantee cpuGuarantee isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
-    Literal["http", "https"]: "logviewerScheme",
-    Any: "metrics value",
-    list[Any]: "visualizationTable profilerActive",
-    list[str]: "topo-history",
-    dict[str, Any]: "configuration namedLoggerLevels",
-    dict[str, int]: "componentNumTasks",
-    dict[str, dict[str, float]]: "latencyPercentiles",
-    dict[str, list[str]]: "stacks",
-}
-_TYPES = {key: kind for kind, keys in _KINDS.items() for key in keys.split()}
+_TYPES = types_of(
+    {
+        str: "id encodedId name owner status stormVersion window windowHint windowPretty stream component encodedComponentId host "
+        "version error errorHost errorWorkerLogLink lastError logLink workerLogLink nimbusLogLink eventLogLink supervisorId "
+        "topologyId encodedTopologyId topologyName topologyStatus topologyOperation spoutId encodedSpoutId spoutType boltId "
+        "encodedBoltId nimbusUpTime nimbusUpTimeSeconds component_id stream_id task message dumplink :host :link :component "
+        ":stream :sani-stream :grouping",
+        _Uptime: "uptime",
+        _Decimals: "completeLatency executeLatency processLatency capacity",
+        _Kind: "componentType :type",
+        int: "uptimeSeconds tasksTotal workersTotal executorsTotal replicationCount supervisors topologies slotsTotal slotsUsed "
+        "slotsFree port logviewerPort executors tasks emitted transferred acked failed executed msgTimeout time errorPort "
+        "errorTime errorLapsedSecs errorCount totalTopologies totalExecutors totalWorkers totalTasks :port :uptime_secs",
+        str | None: "schedulerInfo user",
+        float: "requestedMemOnHeap requestedMemOffHeap requestedCpu requestedTotalMem assignedMemOnHeap assignedMemOffHeap "
+        "assignedTotalMem assignedCpu totalMem totalCpu usedMem usedCpu availMem availCpu memAssignedPercentUtil "
+        "cpuAssignedPercentUtil totalMemoryUsage totalCpuUsage totalReqOnHeapMem totalReqOffHeapMem totalReqMem totalReqCpu "
+        "totalAssignedOnHeapMem totalAssignedOffHeapMem samplingPct totalLag :capacity :latency",
+        bool: "schedulerDisplayResource blacklisted debug profilingAndDebuggingCapable profileActionEnabled :checked",
+        Literal["N/A"]: "memoryGuarantee cpuGuarantee isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
+        Literal["http", "https"]: "logviewerScheme",
+        Any: "metrics value",
+        list[Any]: "visualizationTable profilerActive",
+        list[str]: "topo-history",
+        dict[str, Any]: "configuration namedLoggerLevels",
+        dict[str, int]: "componentNumTasks",
+        dict[str, dict[str, float]]: "latencyPercentiles",
+        dict[str, list[str]]: "stacks",
+    }
+)
 """Key -> its type in every document that names no other."""
 
 _COUNTS = "emitted transferred acked failed"
@@ -59,7 +60,7 @@ _ROW = f"executors tasks {_COUNTS} latencyPercentiles lastError errorHost errorW
 
 def _page(name: str, keys: str, *, optional: Any = "", **others: Any) -> Any:
     """The document that has exactly these keys, those of ``others`` with other types than usual."""
-    return document(name, {**{key: _TYPES[key] for key in keys.split()}, **others}, optional=optional)
+    return document(name, keys, _TYPES, others, optional=optional)
 
 
 ClusterSummary = _page(
