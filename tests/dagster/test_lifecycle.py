@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import dagster as dg
@@ -10,6 +11,8 @@ import pytest
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
+from storm_dagster.defs.lifecycle import jobs
+from storm_dagster.testing.waiting import eventually
 from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
 
@@ -75,6 +78,26 @@ def test_restart_keeps_id_and_places(world: DagsterWorld) -> None:
     after = world.topology("wc")
     assert (after.id, after.base) == (before.id, before.base)
     assert after.assignment.workers == before.assignment.workers and after.assignment.restarts == 1
+
+
+def test_a_restart_is_done_when_every_worker_is_a_new_process(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    monkeypatch.setattr(jobs, "_LONGEST_START_SECS", 0.5)
+    config = op("restart_topology", name="wc")
+    assert failure_type(world.run("restart_topology", config=config)) == "Unavailable"
+    monkeypatch.setattr(jobs, "_LONGEST_START_SECS", 60.0)
+
+    def replace() -> None:
+        eventually(lambda: world.topology("wc").assignment.restarts == 2, what="the restart")
+        world.run_workers("wc", token="of-new-processes")
+
+    supervisors = threading.Thread(target=replace)
+    supervisors.start()
+    assert world.run("restart_topology", config=config).success
+    supervisors.join()
 
 
 def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wrong(world: DagsterWorld) -> None:

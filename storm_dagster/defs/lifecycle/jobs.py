@@ -21,7 +21,7 @@ from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.defs.submission.metadata import stored_metadata
 from storm_dagster.model.dagster_names import DagsterNames
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, parse_workers
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
@@ -106,8 +106,11 @@ def _restart(run: _VerbRun) -> _Report:
     """Restart, and see every worker replaced."""
     former = topology_by_name(run.ops.cluster.load_view(), run.config.name).live_workers.values()
     report = run.operate()
-    if former:
-        _await_workers(run.ops, report.topology_id, {node.token for node in former})
+    if former and not _await_workers(run.ops, report.topology_id, {node.token for node in former}):
+        raise Unavailable(
+            f"not every worker of {report.name!r} runs again {_LONGEST_START_SECS:g} s after its restart: its supervisors "
+            f"go on; see `storm-dagster show {report.name}` and `storm-dagster errors {report.name}`"
+        )
     return report, {}
 
 

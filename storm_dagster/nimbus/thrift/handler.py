@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from storm_dagster.core.submission.system import with_system_components
@@ -77,9 +77,7 @@ class NimbusHandler:
         self._archives = UploadSessions(nimbus, expiry_secs=expiry, what="file upload")
         self._downloads = Downloads(nimbus, expiry_secs=expiry)
         self._blobs = Blobs(nimbus, self._summaries, self._downloads, expiry_secs=expiry)
-        self.getClusterInfo = self._summaries.cluster
-        self.getLeader = self._summaries.leader
-        self.getSupervisorPageInfo = self._pages.supervisor_page
+        self._name_pages(self._summaries, self._pages)
         self._name_blob_methods()
 
     def advance(self, now: float) -> None:
@@ -91,6 +89,32 @@ class NimbusHandler:
     def close(self) -> None:
         """Close what downloads hold open."""
         self._downloads.close()
+
+    def _name_pages(self, summaries: Summaries, pages: Pages) -> None:
+        """What is read; a topology is given by its id, or in methods ``ByName`` by its name."""
+
+        def of(
+            page: Callable[..., Any], find: Callable[[str | None], TopologyView] = self._by_id
+        ) -> Callable[..., Any]:
+            return lambda given, *more: page(find(given), *more)
+
+        def info(topology: TopologyView, options: Any = None) -> Any:
+            """All errors of each component (the default), one or none."""
+            return pages.topology_info(topology, options.num_err_choice if options is not None else None)
+
+        self.getClusterInfo = summaries.cluster
+        self.getLeader = summaries.leader
+        self.getSupervisorPageInfo = pages.supervisor_page
+        self.getTopologySummaries = lambda: summaries.topologies(self._reader.view())
+        self.getTopologySummary = of(summaries.topology)
+        self.getTopologySummaryByName = of(summaries.topology, self._by_name)
+        self.getTopologyInfo = self.getTopologyInfoWithOpts = of(info)
+        self.getTopologyInfoByName = self.getTopologyInfoByNameWithOpts = of(info, self._by_name)
+        self.getTopologyPageInfo = of(lambda topology, window, sys: pages.topology_page(topology, window, bool(sys)))
+        self.getComponentPageInfo = of(
+            lambda topology, component, window, sys: pages.component_page(topology, component, window, bool(sys))
+        )
+        self.getTopologyConf = of(lambda topology: pages.conf_text(topology.id))
 
     def _name_blob_methods(self) -> None:
         blobs, archives, downloads = self._blobs, self._archives, self._downloads
@@ -204,18 +228,6 @@ class NimbusHandler:
         """The cluster's conf as JSON, without secrets."""
         return json.dumps(public_conf(self._nimbus.conf.values), default=str)
 
-    def getTopologySummaries(self) -> list[Any]:
-        """Every topology."""
-        return self._summaries.topologies(self._reader.view())
-
-    def getTopologySummary(self, topology_id: str | None) -> Any:
-        """One topology, by id."""
-        return self._summaries.topology(self._by_id(topology_id))
-
-    def getTopologySummaryByName(self, name: str | None) -> Any:
-        """One topology, by name."""
-        return self._summaries.topology(self._by_name(name))
-
     def isTopologyNameAllowed(self, name: str | None) -> bool:
         """Whether the name is free; :class:`RefusedCall` for an invalid one."""
         try:
@@ -223,31 +235,6 @@ class NimbusHandler:
         except InvalidTopology as error:
             raise RefusedCall(error.message) from None
         return self._reader.view().topology_named(str(name)) is None
-
-    def getTopologyInfo(self, topology_id: str | None, options: Any = None) -> Any:
-        """Executors, their statistics, errors: all (the default), one or none of each component."""
-        return self._pages.topology_info(self._by_id(topology_id), _choice(options))
-
-    def getTopologyInfoByName(self, name: str | None, options: Any = None) -> Any:
-        """The same, by name."""
-        return self._pages.topology_info(self._by_name(name), _choice(options))
-
-    getTopologyInfoWithOpts = getTopologyInfo
-    getTopologyInfoByNameWithOpts = getTopologyInfoByName
-
-    def getTopologyPageInfo(self, topology_id: str | None, window: str | None, include_sys: bool | None) -> Any:
-        """Contents of a topology's page."""
-        return self._pages.topology_page(self._by_id(topology_id), window, bool(include_sys))
-
-    def getComponentPageInfo(
-        self, topology_id: str | None, component_id: str | None, window: str | None, include_sys: bool | None
-    ) -> Any:
-        """Contents of a component's page."""
-        return self._pages.component_page(self._by_id(topology_id), component_id, window, bool(include_sys))
-
-    def getTopologyConf(self, topology_id: str | None) -> str:
-        """The topology's conf as JSON, without secrets."""
-        return self._pages.conf_text(self._by_id(topology_id).id)
 
     def getTopology(self, topology_id: str | None) -> Any:
         """The topology that runs, with the components of the system."""
@@ -323,7 +310,3 @@ def _only(found: TopologyView, asked: str | None) -> TopologyView:
 def _wait_secs(options: Any) -> int | None:
     secs = options.wait_secs if options is not None else None
     return None if secs is None or secs < 0 else secs
-
-
-def _choice(options: Any) -> int | None:
-    return options.num_err_choice if options is not None else None
