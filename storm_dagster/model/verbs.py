@@ -28,7 +28,7 @@ class Flag:
     metavar: str | None = None
 
 
-def parse_workers(text: str | Iterable[str]) -> list[str]:
+def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
     """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else."""
     if not isinstance(text, str | list | tuple):
         raise InvalidRequest(f"{text!r:.40} names no workers: give HOST:PORT,HOST:PORT")
@@ -43,7 +43,7 @@ def parse_workers(text: str | Iterable[str]) -> list[str]:
         if not host or not port.isascii() or not port.isdigit():
             raise InvalidRequest(f"{word!r:.80} is not a worker: name workers as HOST:PORT,HOST:PORT")
         found[f"{host}:{int(port)}"] = None
-    return list(found)
+    return tuple(found)
 
 
 class RequestModel(BaseModel):
@@ -146,7 +146,7 @@ class GrayUpgradeRequest(CodeRequest, VerbRequest):
     )
     workers: Annotated[
         list[str],
-        BeforeValidator(parse_workers),
+        BeforeValidator(lambda given: list(parse_workers(given))),
         WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
         Flag("-w", "HOST:PORT,..."),
     ] = Field(default=[], description="Exactly these workers, as host:port.")

@@ -37,7 +37,7 @@ class Selection:
 def selection_of_conf(conf: Mapping[str, Any]) -> Selection:
     """The selection in the keys ``topology.upgrade.workers``, ``.component`` and ``.worker.num``."""
     return Selection(
-        workers=tuple(parse_workers(conf.get("topology.upgrade.workers") or ())),
+        workers=parse_workers(conf.get("topology.upgrade.workers") or ()),
         component=conf.get("topology.upgrade.component") or None,
         number=int(conf.get("topology.upgrade.worker.num") or 0),
     )

@@ -157,7 +157,7 @@ def _await_workers(ops: OperationsContext, topology_id: str, former: set[str] | 
 def _gray_upgrade(run: _VerbRun, handle: str | None) -> _Report:
     """Ask for the batch, and watch it."""
     config = run.config
-    selection = Selection(tuple(parse_workers(config.workers)), config.component or None, config.number)
+    selection = Selection(parse_workers(config.workers), config.component or None, config.number)
     token = config.token or run.context.run.run_id
     request = run.operate(selection, handle=handle, token=token, allow_degraded=config.allow_degraded)
     run.context.log.info(f"the upgrade of {request.topology_id} is {request.outcome}")
