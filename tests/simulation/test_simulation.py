@@ -39,9 +39,10 @@ def test_no_invariant_breaks_and_the_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mutant", ["checks are left out", "who resigns deletes whoever leads"])
-def test_a_planted_bug_is_caught(mutant: str) -> None:
-    assert "0 missed" in _simulate("--mutants", mutant, "--seeds", "20", "--secs", "60")
+@pytest.mark.parametrize("mutant, first", [("checks are left out", 1), ("who resigns deletes whoever leads", 6)])
+def test_a_planted_bug_is_caught(mutant: str, first: int) -> None:
+    """From a seed on that sees it soon: the whole search is ``make simulate ARGS=--mutants``."""
+    assert "0 missed" in _simulate("--mutants", mutant, "--first", str(first), "--seeds", "15", "--secs", "60")
 
 
 @pytest.mark.long

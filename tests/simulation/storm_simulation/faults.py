@@ -131,11 +131,14 @@ def _hang(faults: Faults, found: list[SimulatedWorker]) -> Undo | None:
 
 @fault("worker hangs")
 def _worker_hangs(faults: Faults) -> Undo | None:
-    """A component blocks, in every worker of its topology."""
-    process, workers = faults.process("worker-"), faults.cluster.workers
+    """A component blocks in every worker of its topology, and somebody rebalances it."""
+    process, workers, rng = faults.process("worker-"), faults.cluster.workers, faults.rng
     if process is None:
         return None
     topology_id = workers[process.pid].spec.topology_id
+    base, number, again = faults.cluster.rules.bases.get(topology_id), rng.choice((1, 2, 3, 4)), rng.random() < 0.5
+    if base is not None and rng.random() < 0.5:
+        faults.cluster.command("rebalance", base.name, workers=number, reassign=again)
     return _hang(faults, [each for each in workers.values() if each.spec.topology_id == topology_id])
 
 
@@ -143,8 +146,9 @@ def _worker_hangs(faults: Faults) -> Undo | None:
 def _hung_and_cut(faults: Faults) -> Undo | None:
     """The loops of a host's workers stand still while it is cut off, and go on about when its slow link is back."""
     host, cluster = faults.host("s"), faults.cluster
-    resume = _hang(faults, [worker for worker in cluster.workers.values() if worker.host is host])
-    if host is None or resume is None:
+    found = [_hang(faults, [worker]) for worker in cluster.workers.values() if worker.host is host]
+    resumes = [resume for resume in found if resume is not None]
+    if host is None or not resumes:
         return None
     cluster.links.cut_off(host.name)
 
@@ -152,7 +156,8 @@ def _hung_and_cut(faults: Faults) -> Undo | None:
         cluster.links.mend(host.name)
         cluster.links.slow[host.name] = faults.rng.choice((0.02, 0.5, 2.0))
         cluster.kernel.after(6.0, cluster.links.slow.pop, host.name, None)
-        cluster.kernel.after(4.0 * faults.rng.random(), resume)
+        for resume in resumes:
+            cluster.kernel.after(4.0 * faults.rng.random(), resume)
 
     # Mostly long enough for another worker to have the tasks by then.
     return lambda: cluster.kernel.after(faults.rng.choice((0.0, 8.0, 12.0)), mend)
