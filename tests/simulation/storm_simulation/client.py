@@ -160,6 +160,7 @@ class LeaseView:
 
     def __init__(self, client: SimulatedClient) -> None:
         self.lease = SessionLease()
+        self.tls_errors: list[str] = []
         self._socket = _Socket(client)
 
     def forget_lease(self) -> None:
@@ -264,7 +265,9 @@ class SimulatedClient:
     def close(self) -> None:
         pass
 
-    def create_async(self, path: str, value: bytes = b"", ephemeral: bool = False, sequence: bool = False) -> Answer:
+    def create_async(
+        self, path: str, value: bytes = b"", acl: Any = None, ephemeral: bool = False, sequence: bool = False
+    ) -> Answer:
         return self._begin(Create(path, value, OPEN_ACL_UNSAFE, ephemeral * 1 + sequence * 2))
 
     def delete_async(self, path: str, version: int = -1) -> Answer:
