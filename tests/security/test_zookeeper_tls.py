@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives import serialization
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from storm_dagster.api import TopologyBuilder
-from storm_dagster.cli import security_report
 from storm_dagster.cli.options import Invocation
 from storm_dagster.core.slots.model import Work
 from storm_dagster.model.conf import default_conf
@@ -27,6 +26,7 @@ from storm_dagster.model.exposure import make_private
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.security import zookeeper_tls
 from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.testing.waiting import eventually
@@ -242,5 +242,6 @@ def test_doctor_asks_over_tls(tmp_path: Path, conf: Callable[..., dict[str, Any]
     assert not server_answers("localhost", server.port, 1.0)
     with StormClusterState.open(conf(), create_root=True):
         invocation = Invocation(tmp_path, tmp_path, conf())
-        (row,) = security_report.exposures(invocation)["ZooKeeper"](invocation)
+        place = ClusterPlace(tmp_path, tmp_path, invocation.conf)
+        (row,) = exposures(place)["ZooKeeper"](place)
         assert row[0] == "warning" and "make it run code" in row[1]
