@@ -22,7 +22,6 @@ from storm_dagster.model.signing import signer
 
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
-_ZOOKEEPER_TLS = "storm.zookeeper.ssl"
 
 
 def _secrets_of(conf: Any) -> tuple[str, ...]:
@@ -60,23 +59,23 @@ def zookeeper_payload(conf: Any) -> str | None:
 
 def zookeeper_tls(conf: Any) -> ssl.SSLContext | None:
     """TLS context for ZooKeeper by ``storm.zookeeper.ssl.*``; ``None`` where it is not enabled."""
-    if not conf.get(f"{_ZOOKEEPER_TLS}.enable"):
+    if not conf.get("storm.zookeeper.ssl.enable"):
         return None
-    truststore, keystore = f"{_ZOOKEEPER_TLS}.truststore.path", f"{_ZOOKEEPER_TLS}.keystore.path"
+    truststore, keystore = "storm.zookeeper.ssl.truststore.path", "storm.zookeeper.ssl.keystore.path"
     if not conf.get(truststore):
         raise InvalidRequest(
-            f"{_ZOOKEEPER_TLS}.enable needs {truststore}: name the PEM certificates of the authority of ZooKeeper's servers"
+            f"storm.zookeeper.ssl.enable needs {truststore}: name the PEM certificates of the authority of ZooKeeper's servers"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = bool(conf.get(f"{_ZOOKEEPER_TLS}.hostnameVerification", True))
+    context.check_hostname = bool(conf.get("storm.zookeeper.ssl.hostnameVerification", True))
     loading = truststore
     try:
         context.load_verify_locations(conf[truststore])
         if conf.get(keystore):
             loading = keystore
             # With an empty password, OpenSSL does not ask for one at the terminal.
-            context.load_cert_chain(conf[keystore], password=conf.get(f"{_ZOOKEEPER_TLS}.keystore.password") or "")
+            context.load_cert_chain(conf[keystore], password=conf.get("storm.zookeeper.ssl.keystore.password") or "")
     except OSError as error:
         raise InvalidRequest(
             f"{loading} {conf[loading]} cannot be used ({error.strerror or error}): name a PEM file that this user may "
