@@ -117,9 +117,8 @@ async function attack() {
 @pytest.fixture
 def hostile(cluster: LocalCluster) -> Iterator[str]:
     """Address of another origin on this machine, whose page attacks the cluster."""
-    endpoints = cluster.endpoints
     targets = [
-        endpoints.dagster.url.rstrip("/"),
+        dagster_url(cluster),
         leader_url(cluster),
         supervisor_url(cluster),
         cluster.show(NAME)["id"],
@@ -147,6 +146,12 @@ def hostile(cluster: LocalCluster) -> Iterator[str]:
     thread.join()
 
 
+def dagster_url(cluster: LocalCluster) -> str:
+    dagster = cluster.endpoints.dagster
+    assert dagster is not None
+    return dagster.url.rstrip("/")
+
+
 def leader_url(cluster: LocalCluster) -> str:
     urls = [nimbus.http.rstrip("/") for nimbus in cluster.endpoints.nimbuses]
     return next(url for url in urls if httpx.get(f"{url}/healthz", trust_env=False).json()["leader"])
@@ -166,7 +171,7 @@ def cluster(browser: object, shared_cluster: LocalCluster) -> LocalCluster:
 
 
 def dagster(cluster: LocalCluster, query: str) -> Any:
-    answer = httpx.post(f"{cluster.endpoints.dagster.url.rstrip('/')}/graphql", json={"query": query}, trust_env=False)
+    answer = httpx.post(f"{dagster_url(cluster)}/graphql", json={"query": query}, trust_env=False)
     document = answer.json()
     assert "errors" not in document, document
     return document["data"]
