@@ -69,7 +69,7 @@ def unknown_keys(conf: Conf) -> dict[str, str]:
 def validate_conf(
     conf: Any, *, source: str, unknown: Literal["error", "warn"] = "error", submitted: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
-    """The conf, checked, and warnings. Keys and Java classes that mean something only to Storm are left out.
+    """The conf, checked, and warnings. Values that are classes of Storm or JStorm are left out.
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
     :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted`` conf (a topology's
@@ -90,8 +90,7 @@ def validate_conf(
     for key, value in conf.items():
         if isinstance(key, str) and (reason := _reason_to_ignore(key, submitted=submitted)):
             ignored.setdefault(reason, []).append(key)
-            continue
-        if key in CONF_KEYS and not (value is None and defaults[key] is None):
+        elif key in CONF_KEYS and not (value is None and defaults[key] is None):
             if value is None and submitted:
                 continue
             if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
