@@ -123,7 +123,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     "nimbus.task.launch.secs": ConfKey("int", "Time that a placed task has to report first, seconds", 1),
     "nimbus.supervisor.timeout.secs": ConfKey("int", "Silence after which a supervisor gets no new work, seconds", 1),
     "nimbus.monitor.freq.secs": ConfKey(
-        "int", "Longest pause between two looks of the leader for dead tasks, seconds", 1
+        "int", "Longest pause between two polls of the leader for dead tasks, seconds", 1
     ),
     "nimbus.monitor.backstop.secs": ConfKey(
         "int", "Absence of an armed sensor after which the leader heals, seconds", 1

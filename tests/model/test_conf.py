@@ -137,9 +137,9 @@ def test_a_conf_written_for_storm_loads_and_says_what_means_nothing(tmp_path: Pa
     assert (conf["supervisor.memory.capacity.mb"], conf["supervisor.cpu.capacity"]) == (4096, 400)
     for key in ("storm.cluster.state.store", "nimbus.blobstore.class", "topology.scheduler.strategy"):
         assert conf[key] == default_conf()[key]
-    told = "\n".join(conf.warnings)
+    warnings = "\n".join(conf.warnings)
     for key in yaml.safe_load(STORM_YAML):
-        assert (key in told) == (key not in CONF_KEYS or "org.apache" in str(yaml.safe_load(STORM_YAML)[key])), key
+        assert (key in warnings) == (key not in CONF_KEYS or "org.apache" in str(yaml.safe_load(STORM_YAML)[key])), key
     # One sentence for each reason, not for each key.
     assert len(conf.warnings) == len(set(conf.warnings)) < 15
 
