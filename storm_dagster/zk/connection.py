@@ -8,6 +8,7 @@ both pass through these few methods. Nothing else in the package touches kazoo's
 from __future__ import annotations
 
 import ssl
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -74,8 +75,8 @@ class LeaseConnection(ConnectionHandler):
         self.lease = SessionLease()
         self._sent_boot: dict[int, float] = {}
         self._ping_sent_boot = 0.0
-        self.tls_errors: list[ssl.SSLError] = []
-        """Failures of TLS since the last session began."""
+        self.tls_errors: deque[ssl.SSLError] = deque(maxlen=100)
+        """The newest failures of TLS since the last session began; a client tries again for ever."""
 
     @contextmanager
     def _socket_error_handling(self) -> Iterator[None]:
