@@ -19,12 +19,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storm_dagster.model.class_data import class_data_options
+from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.java import java_command
 
 # Server, wire records, logging, and what the server's classes refer to at load time.
 _JARS = ("zookeeper-", "zookeeper-jute-", "slf4j-api-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-")
 _JARS_OPTIONAL = ("metrics-core-", "snappy-java-", "netty-", "commons-cli-", "commons-io-")
+
+# Members prove to each other that they know the ensemble's password (DIGEST-MD5: it is not sent).
+_QUORUM_USERS = """\
+QuorumServer {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_member="{password}"; }};
+QuorumLearner {{
+  org.apache.zookeeper.server.auth.DigestLoginModule required username="member" password="{password}";
+}};
+"""
+_QUORUM_AUTH = {
+    "quorum.auth.enableSasl": "true",
+    "quorum.auth.learnerRequireSasl": "true",
+    "quorum.auth.serverRequireSasl": "true",
+}
 
 INIT_TICKS = 40
 """Time in which a member must join and load the leader's state."""
@@ -76,12 +90,13 @@ def zookeeper_command(
     heap_mb: int = 256,
     durable: bool = True,
     more: Mapping[str, object] | None = None,
+    java_options: Sequence[str] = (),
 ) -> list[str]:
     """The command line of a standalone server, after writing its configuration into ``data_dir``.
 
     Sessions of 2 ticks to 60 s are granted. ``durable=False`` leaves out the fsync of the transaction log:
     the state then survives the end of the process, but not of the machine. ``more`` are further lines of its
-    configuration (:func:`ensemble_command`). Raises ``Unavailable`` when
+    configuration, ``java_options`` of its command (:func:`ensemble_command`). Raises ``Unavailable`` when
     Java or the jars are missing, ``InvalidRequest`` for a port out of range.
     """
     if not 0 < port < 65536:
@@ -123,6 +138,7 @@ def zookeeper_command(
         "-Dzookeeper.jmx.log4j.disable=true",
         "-Dlog4j2.disableJmx=true",
         f"-Dlog4j2.configurationFile={log_config}",
+        *java_options,
         "-cp",
         os.pathsep.join(str(jar) for jar in jars),
         "org.apache.zookeeper.server.quorum.QuorumPeerMain",
@@ -157,10 +173,12 @@ def ensemble_command(
     *,
     tick_ms: int = 500,
     durable: bool = True,
+    password: str | None = None,
 ) -> list[str]:
     """The command line of member ``id``, after writing its configuration and ``myid`` into ``data_dir``.
 
-    Everything else is as in :func:`zookeeper_command`. :class:`InvalidRequest` when ``id``
+    With a ``password`` (letters and digits) only who knows it votes or follows: the ports between members are open to
+    all users of the host. Everything else is as in :func:`zookeeper_command`. :class:`InvalidRequest` when ``id``
     is not among the members, or two of them share an id.
     """
     by_id = {member.id: member for member in members}
@@ -170,6 +188,10 @@ def ensemble_command(
         )
     me = by_id[id]
     peers = {f"server.{member.id}": f"{member.host}:{member.peer}:{member.election}:participant" for member in members}
+    users = data_dir.absolute() / "quorum.jaas"
+    if password:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(users, _QUORUM_USERS.format(password=password), mode=0o600)
     command = zookeeper_command(
         data_dir,
         me.client,
@@ -185,7 +207,10 @@ def ensemble_command(
             "cnxTimeout": 1000,
             "standaloneEnabled": "false",
             "reconfigEnabled": "false",
+            **(_QUORUM_AUTH if password else {}),
         },
+        # Its FIPS mode, which is the default, refuses DIGEST-MD5.
+        java_options=[f"-Djava.security.auth.login.config={users}", "-Dzookeeper.fips-mode=false"] if password else (),
     )
     (data_dir / "myid").write_text(f"{id}\n", encoding="ascii")
     return command

@@ -38,6 +38,25 @@ def test_members_are_named_once() -> None:
             ensemble_command(members, id, Path("/nowhere"))
 
 
+def test_a_server_without_the_password_does_not_join(ensemble: ZooKeeperEnsemble) -> None:
+    ensemble.heal()
+    id = ensemble.followers()[0]
+    ensemble.kill(id)
+    ensemble.passwords[id] = "guessed"
+    try:
+        ensemble.launch(id)
+        refusals = (b"SaslException", b"SASL", b"checksum")
+        eventually(lambda: any(word in ensemble.log(id).read_bytes() for word in refusals), 60, "a refusal")
+        others = [member.id for member in ensemble.members if member.id != id]
+        eventually(lambda: all(ensemble.mode(other) for other in others), 60, "service of the others")
+        assert ensemble.mode(id) is None
+    finally:
+        ensemble.passwords.clear()
+        ensemble.kill(id)
+        ensemble.heal()
+    eventually(lambda: all(ensemble.mode(member.id) for member in ensemble.members), 60, "service of all")
+
+
 def test_a_session_outlives_the_server_that_leads(ensemble: ZooKeeperEnsemble) -> None:
     session = connect(",".join(ensemble.addresses))
     try:

@@ -203,13 +203,18 @@ class ClusterPlan:
         if self.ports.ensemble:
             members = [Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)]
             tick_ms = self.conf["storm.zookeeper.tick.time"]
+            known = zookeeper_payload(self.conf)
+            password = hashlib.sha256(f"quorum {known}".encode()).hexdigest() if known else None
+
+            def start(member: Member) -> tuple[str, ...]:
+                folder = self.home / "zookeeper" / str(member.id)
+                return tuple(ensemble_command(members, member.id, folder, tick_ms=tick_ms, password=password))
+
             return [
                 DaemonSpec(
                     "zookeeper",
                     str(index),
-                    tuple(
-                        ensemble_command(members, member.id, self.home / "zookeeper" / str(member.id), tick_ms=tick_ms)
-                    ),
+                    start(member),
                     {"client": member.client, "peer": member.peer, "election": member.election},
                 )
                 for index, member in enumerate(members)

@@ -80,6 +80,8 @@ class ZooKeeperEnsemble:
             for number in range(size)
         ]
         """Its servers, in the order of their ids."""
+        self.passwords: dict[int, str] = {}
+        """What a server shows the others, where it is not what they expect."""
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -115,7 +117,8 @@ class ZooKeeperEnsemble:
         if self.alive(id):
             return
         folder = self._folder / str(id)
-        command = ensemble_command(self.members, id, folder, tick_ms=self._tick_ms, durable=False)
+        password = self.passwords.get(id, "together")
+        command = ensemble_command(self.members, id, folder, tick_ms=self._tick_ms, durable=False, password=password)
         with self.log(id).open("ab") as log:
             self._children[id] = subprocess.Popen(
                 [*self._prefixes[id - 1], *command],

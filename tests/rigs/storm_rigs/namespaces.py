@@ -50,19 +50,21 @@ class Network:
 
     def __enter__(self) -> Network:
         try:
-            bridge = f"{self._name}b"
-            _ip("link", "add", bridge, "type", "bridge")
-            _ip("addr", "add", f"{self._net}.254/24", "dev", bridge)
-            _ip("link", "set", bridge, "up")
+            switch, here = self._switch, f"{self._name}h"
+            _ip("netns", "add", switch)
+            _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", switch, "link", "set", "bridge", "up")
+            _ip("link", "add", here, "type", "veth", "peer", "name", "machine", "netns", switch)
+            _ip("addr", "add", f"{self.gateway}/24", "dev", here)
+            _ip("link", "set", here, "up")
+            self._plug("machine")
             for host in range(self._size):
-                space, mine, theirs = self._space(host), self._link(host), f"{self._name}i{host}"
+                space, link = self._space(host), self._link(host)
                 _ip("netns", "add", space)
-                _ip("link", "add", mine, "type", "veth", "peer", "name", theirs)
-                _ip("link", "set", theirs, "netns", space)
-                _ip("link", "set", mine, "master", bridge)
-                _ip("link", "set", mine, "up")
-                _ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", theirs)
-                _ip("-n", space, "link", "set", theirs, "up")
+                _ip("-n", switch, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+                self._plug(link)
+                _ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+                _ip("-n", space, "link", "set", "eth0", "up")
                 _ip("-n", space, "link", "set", "lo", "up")
         except Unavailable:
             self.__exit__()
@@ -70,16 +72,24 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for host in range(self._size):
-            _ip("link", "del", self._link(host), check=False)
-            _ip("netns", "del", self._space(host), check=False)
-        _ip("link", "del", f"{self._name}b", check=False)
+        for space in [*map(self._space, range(self._size)), self._switch]:
+            _ip("netns", "del", space, check=False)
+        _ip("link", "del", f"{self._name}h", check=False)
+
+    def _plug(self, link: str) -> None:
+        _ip("-n", self._switch, "link", "set", link, "master", "bridge")
+        _ip("-n", self._switch, "link", "set", link, "up")
+
+    @property
+    def _switch(self) -> str:
+        # The bridge has a namespace of its own: a container engine's firewall drops what crosses a bridge of the machine.
+        return f"{self._name}s"
 
     def _space(self, host: int) -> str:
         return f"{self._name}n{host}"
 
     def _link(self, host: int) -> str:
-        return f"{self._name}o{host}"
+        return f"host{host}"
 
     @property
     def gateway(self) -> str:
@@ -96,7 +106,7 @@ class Network:
 
     def cut(self, host: int) -> None:
         """Stop all traffic to and from the host."""
-        _ip("link", "set", self._link(host), "down")
+        _ip("-n", self._switch, "link", "set", self._link(host), "down")
 
     def part(self, host: int, *others: int) -> None:
         """Stop traffic between the host and these others; this machine reaches all."""
@@ -110,4 +120,4 @@ class Network:
 
     def restore(self, host: int) -> None:
         """Undo :meth:`cut`."""
-        _ip("link", "set", self._link(host), "up")
+        _ip("-n", self._switch, "link", "set", self._link(host), "up")
