@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
+from storm_dagster.cli.dev.ports import choose_ports
 from storm_dagster.http.server import HttpService
 from storm_dagster.model import peers
+from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.peers import can_tell_users, owners_only, peer_user
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
@@ -145,5 +150,30 @@ def test_where_nobody_knows_the_port_serves(monkeypatch: pytest.MonkeyPatch, htt
     try:
         assert not owners_only(Security())
         assert b"200 OK" in asked(http(owners_only(Security())), _HTTP, os.getuid())
+    finally:
+        can_tell_users.cache_clear()
+
+
+def test_where_nobody_knows_dev_makes_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def plan(**given: str) -> ClusterPlan:
+        conf, options = load_cluster_conf(None, given), DevOptions()
+        ports = choose_ports(options, conf, tmp_path)
+        made = ClusterPlan(tmp_path, options, conf, ports, conf_dir=None, overrides={})
+        made.close_ports()
+        return made
+
+    assert Security.of(plan().conf).secret is None and not (tmp_path / "secret").exists()
+    monkeypatch.setattr(peers, "peer_user", lambda *_: None)
+    can_tell_users.cache_clear()
+    try:
+        first = plan()
+        made = tmp_path / "secret"
+        assert made.stat().st_mode & 0o777 == 0o600
+        assert Security.of(first.conf).secret == made.read_text().strip()
+        assert f"storm.secret.file={json.dumps(str(made))}" in first.nimbus_daemon(0).argv
+        assert first.given_conf()["storm.secret.file"] == str(made), "clients that read HOME know it"
+        assert Security.of(plan().conf).secret == Security.of(first.conf).secret, "the next start takes the same"
+        own = plan(**{"storm.secret": "a-secret-of-the-users-own-4711"})
+        assert Security.of(own.conf).secret == "a-secret-of-the-users-own-4711"
     finally:
         can_tell_users.cache_clear()

@@ -131,7 +131,7 @@ class DevCluster:
     def _start(self) -> None:
         self._deadline = time.monotonic() + self._plan.options.timeout
         self._workspace = prepare_dagster_home(self._home)
-        self._plan.close_zookeeper()
+        self._plan.close_ports()
         write_dev_conf(self._home, self._plan.given_conf())
         self._tracks = [
             threading.Thread(target=self._track, args=(track,), name=track.__name__, daemon=True)

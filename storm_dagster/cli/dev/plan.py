@@ -20,8 +20,9 @@ from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.exposure import make_private
+from storm_dagster.model.peers import can_tell_users
 from storm_dagster.model.run_file import run_dir
-from storm_dagster.model.security import zookeeper_payload
+from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.packaging.roots import target_roots
 
 HOST = "127.0.0.1"
@@ -166,14 +167,24 @@ class ClusterPlan:
             if self.conf.origins.get(key, "default") not in ("default", own)
         }
 
-    def close_zookeeper(self) -> None:
-        """Give the ZooKeeper of a new HOME a user that only HOME knows; an older one stays as it is."""
-        path = self.home / "zookeeper.user"
-        if zookeeper_payload(self.conf) is None and not path.exists() and not (self.home / "cluster_id").exists():
-            write_atomically(path, f"storm:{secrets.token_hex(32)}\n", mode=0o600)
-        if path.exists() and not self.conf.get("storm.zookeeper.auth.file"):
-            # Beside a secret that came later it opens what was created before.
-            known = {"storm.zookeeper.auth.file": str(path)}
+    def close_ports(self) -> None:
+        """Give HOME what keeps other users of this machine out of the cluster's ports.
+
+        A new HOME gets a ZooKeeper user that only it knows; an older one stays as it is. Where the kernel does not name
+        the user of a connection, HOME gets a secret; Thrift, which cannot be asked for one without TLS, serves nobody then.
+        """
+        if not Security.of(self.conf).configured and not can_tell_users():
+            self._keep("secret", "storm.secret.file", "", True)
+        new = zookeeper_payload(self.conf) is None and not (self.home / "cluster_id").exists()
+        # Beside a secret that came later it opens what was created before.
+        self._keep("zookeeper.user", "storm.zookeeper.auth.file", "storm:", new)
+
+    def _keep(self, name: str, key: str, prefix: str, create: bool) -> None:
+        path = self.home / name
+        if create and not path.exists():
+            write_atomically(path, f"{prefix}{secrets.token_hex(32)}\n", mode=0o600)
+        if path.exists() and not self.conf.get(key):
+            known = {key: str(path)}
             self._overrides = {**self._overrides, **known}
             self.conf = self.conf.with_values(known, "dev")
 
