@@ -1,7 +1,8 @@
 """One whole local cluster for all modules that need no other: starting one takes longer than most of what is tested.
 
 A module that uses ``shared_cluster`` finds it without topologies and with all of its daemons, and may do to it whatever
-it likes: what it leaves running is killed, and a cluster that lacks a daemon afterwards is replaced by a new one.
+it likes: what it leaves running is killed, and a cluster that lacks a daemon afterwards is replaced by a new one. It
+ends with the last module of its group (:mod:`work_order`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from work_order import scope
 
 from storm_dagster.model.errors import Conflict, NotAlive, StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
@@ -79,8 +81,21 @@ def _shared_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Share
     pool.end()
 
 
+_NEXT = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Note whether another module of the group follows."""
+    item.session.stash[_NEXT] = nextitem is not None and scope(nextitem.nodeid) == scope(item.nodeid)
+
+
 @pytest.fixture(scope="module")
-def shared_cluster(_shared_clusters: SharedCluster) -> Iterator[LocalCluster]:
+def shared_cluster(_shared_clusters: SharedCluster, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """Four supervisors of two slots, two nimbuses, Spark and Dagster; nothing runs on it yet."""
     yield _shared_clusters.lend()
-    _shared_clusters.take_back()
+    # Its twenty processes, doing nothing, would slow down every test that follows.
+    if request.session.stash.get(_NEXT, False):
+        _shared_clusters.take_back()
+    else:
+        _shared_clusters.end()
