@@ -1,6 +1,6 @@
 """Conf maps: loading, merging, validation, and the origin of each value.
 
-A conf is a flat map of dotted keys. Cluster conf is the shipped ``defaults.yaml``, then ``storm.yaml`` of
+A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then ``storm.yaml`` of
 HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
 """
 
@@ -25,17 +25,9 @@ Conf = Mapping[str, Any]
 _JAVA_CLASSES = ("org.apache.storm.", "backtype.storm.", "com.alibaba.jstorm.")
 
 
-@functools.cache
-def _defaults() -> dict[str, Any]:
-    text = resources.files("storm_dagster.model").joinpath("defaults.yaml").read_text(encoding="utf-8")
-    loaded = yaml.safe_load(text)
-    assert isinstance(loaded, dict)
-    return loaded
-
-
 def default_conf() -> dict[str, Any]:
     """A fresh copy of the shipped defaults."""
-    return dict(_defaults())
+    return {key: known.default for key, known in CONF_KEYS.items()}
 
 
 @functools.cache
@@ -84,17 +76,16 @@ def validate_conf(
     problems.extend(f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str))
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())
-    defaults = _defaults()
     checked: dict[str, Any] = {}
     ignored: dict[str, list[str]] = {}
     for key, value in conf.items():
         if isinstance(key, str) and (reason := _reason_to_ignore(key, submitted=submitted)):
             ignored.setdefault(reason, []).append(key)
-        elif key in CONF_KEYS and not (value is None and defaults[key] is None):
+        elif key in CONF_KEYS and not (value is None and CONF_KEYS[key].default is None):
             if value is None and submitted:
                 continue
             if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
-                ignored.setdefault(f"a Java class cannot be used, {defaults[key]!r} is", []).append(key)
+                ignored.setdefault(f"a Java class cannot be used, {CONF_KEYS[key].default!r} is", []).append(key)
                 continue
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)
@@ -163,7 +154,7 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
     Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
     ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it.
     """
-    merged = ClusterConf(default_conf(), dict.fromkeys(_defaults(), "default"))
+    merged = ClusterConf(default_conf(), dict.fromkeys(CONF_KEYS, "default"))
     if conf_dir is not None:
         path = conf_dir / "storm.yaml"
         if path.is_file():

@@ -71,7 +71,7 @@ def test_every_file_of_the_package_is_in_the_wheel_and_nothing_else(wheel: zipfi
         for path in PACKAGE.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"storm_dagster/py.typed", "storm_dagster/model/defaults.yaml"} <= wanted
+    assert {"storm_dagster/py.typed", "storm_dagster/model/conf_keys.yaml"} <= wanted
     names = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")}
     assert names == wanted
 

@@ -1,9 +1,10 @@
-"""Conf: precedence and origin, types, unknown keys with the nearest known one, schema beside defaults."""
+"""Conf: precedence and origin, types, unknown keys with the nearest known one, valid defaults."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -17,13 +18,15 @@ from storm_dagster.model.conf import (
     unknown_keys,
     validate_conf,
 )
-from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES
+from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, Kind, check_value
 from storm_dagster.model.errors import InvalidRequest
 
 
-def test_every_default_has_a_schema_and_every_schema_a_default() -> None:
-    assert set(default_conf()) == set(CONF_KEYS)
-    validate_conf(default_conf(), source="defaults.yaml")
+def test_every_default_is_valid_and_every_key_says_what_it_is() -> None:
+    validate_conf(default_conf(), source="conf_keys.yaml")
+    for key, known in CONF_KEYS.items():
+        assert known.kind in get_args(Kind) and known.doc, key
+        assert known.default is None or check_value(key, known.default) is None, key
 
 
 def test_later_sources_win_and_each_value_knows_its_origin(tmp_path: Path) -> None:
