@@ -20,7 +20,7 @@ from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
-pytest_plugins = ["shared_cluster", "shared_spark", "work_order", "leftover_processes", "interrupts", "root_logger"]
+pytest_plugins = ["work_order", "shared_cluster", "shared_spark", "leftover_processes", "interrupts", "root_logger"]
 
 # A JVM of a test lives for minutes: what its optimizing compiler would do costs more than it brings.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")

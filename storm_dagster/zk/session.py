@@ -287,7 +287,7 @@ class ZkSession:
         if isinstance(error, KazooTimeoutError):
             return Unavailable(f"ZooKeeper at {self.hosts} did not answer {what} in time: read again")
         if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
-            return InvalidRequest(
+            return Misconfigured(
                 f"ZooKeeper refuses {what}: this client may not, check the credentials and the ACL of the node "
                 "(storm-dagster zookeeper secure sets all of them)"
             )
@@ -327,7 +327,7 @@ class ZkSession:
     def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
         """Results of many reads in the order given, sent without waiting for each other.
 
-        An error such as ``NoNodeError`` is in the list as that exception, a refusal as ``InvalidRequest``. A lost connection starts
+        An error such as ``NoNodeError`` is in the list as that exception, a refusal as ``Misconfigured``. A lost connection starts
         the slice again, as in :meth:`call`.
         """
         results: list[Any] = []

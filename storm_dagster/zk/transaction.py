@@ -10,7 +10,7 @@ from kazoo import exceptions
 from kazoo.client import TransactionRequest
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology
+from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, Misconfigured
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.zk.session import ZkSession
 
@@ -165,7 +165,7 @@ class Transaction:
         if not isinstance(error, exceptions.KazooException):
             raise error
         if isinstance(error, exceptions.NoAuthError):
-            raise InvalidRequest(
+            raise Misconfigured(
                 f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, check the "
                 "credentials and the ACL of the node (storm-dagster zookeeper secure sets all of them)"
             )

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kazoo.security import make_digest_acl
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import MetricIds, decode_record
-from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
+from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.beats import read_beats
@@ -102,6 +103,18 @@ def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], 
     assert [process.wait(10) for process in rig.processes.values()] == [0, 0]
     assert rig.live() == {}
     assert not list((rig.folder / "run").glob("worker-*"))
+
+
+def test_a_worker_that_may_do_nothing_any_more_ends(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
+    """Its user in ZooKeeper went with the cluster's former secret: another worker gets the new one."""
+    rig = make_rig({"rig.lines": 10})
+    start_two(rig, slots)
+    session, path = rig.cluster.session, paths.assignment(rig.topology_id)
+    closed = [make_digest_acl("new", "secret", all=True)]
+    session.call(lambda client: client.set_acls_async(session.full(path), closed), "an ACL")
+    rig.set_status("INACTIVE")
+    assert [process.wait(60) for process in rig.processes.values()] == [EXIT_STOPPED] * 2
+    assert "check the credentials" in rig.log(*slots[0])
 
 
 @pytest.mark.parametrize("victim", [0, 1])

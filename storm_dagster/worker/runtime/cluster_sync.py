@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Conflict, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.records import Assignment, StateHome, StormBase, WorkerNode
@@ -37,6 +37,8 @@ _RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")
 _BLOCKED_SECS = 0.5
 """Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
+_REFUSED_SECS = 5.0
+"""Time for which ZooKeeper refuses everything after which the worker ends: ``zookeeper secure`` may be under way."""
 _ERRORS_SECS = 1.0
 _MOST_NAMES = 1000
 """Names beyond these get no id, so that the node stays small."""
@@ -133,6 +135,7 @@ class ClusterSync:
         poll = float(self.conf.get("task.refresh.poll.secs") or 600)
         pause = 0.0
         blocked = False
+        refused_at: float | None = None
         while not self._stopping:
             self._event.wait(pause)
             self._event.clear()
@@ -154,6 +157,16 @@ class ClusterSync:
                 self._write_openings()
                 self._write_errors()
                 self._write_beats()
+                refused_at = None
+            except Misconfigured as error:
+                refused_at = time.monotonic() if refused_at is None else refused_at
+                self._stale.set()
+                pause = 1.0
+                if time.monotonic() - refused_at >= _REFUSED_SECS:
+                    # The cluster's secret was changed: with its new user, the supervisor's next worker may do all this.
+                    _log.error("this worker ends, its supervisor starts another: %s", error.message)
+                    self._stopping = True
+                    self.loop.stop()
             except Unavailable as error:
                 _log.debug("ZooKeeper: %s", error)
                 self._stale.set()
