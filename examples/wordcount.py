@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.api import Bolt, Grouping, Spout, TicklessBatchingBolt, Topology, Tuple
+from storm_dagster.api import Grouping, Spout, TicklessBatchingBolt, Topology, Tuple, bolt
 
 DEFAULT_FILES = 60
 DEFAULT_LIMIT = 30_000
@@ -103,15 +103,11 @@ class LineSpout(Spout):
         self._again.append(tup_id)
 
 
-class SplitBolt(Bolt):
+@bolt(outputs=["word", "line_id", "times"])
+def split(line_id: int, line: str) -> Iterator[tuple[str, int, int]]:
     """One tuple for each different word of a line."""
-
-    outputs = ["word", "line_id", "times"]
-
-    def process(self, tup: Tuple) -> None:
-        line_id, line = tup.values
-        for word, times in Counter(words_of(line)).items():
-            self.emit([word, line_id, times])
+    for word, times in Counter(words_of(line)).items():
+        yield word, line_id, times
 
 
 class CountBolt(TicklessBatchingBolt):
@@ -144,5 +140,5 @@ class WordCount(Topology):
     config = {"topology.max.spout.pending": 1500}
 
     lines = LineSpout.spec()
-    split = SplitBolt.spec(inputs=[lines], par=2)
+    split = split.spec(inputs=[lines], par=2)
     count = CountBolt.spec(inputs={split: Grouping.fields("word")}, par=3)

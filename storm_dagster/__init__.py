@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from storm_dagster.api import (
         BatchingBolt,
         Bolt,
+        Emit,
         Grouping,
         ReliableSpout,
         ShellBolt,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
         Topology,
         TopologyBuilder,
         Tuple,
+        bolt,
+        spout,
     )
     from storm_dagster.client import submit_topology
     from storm_dagster.defs import build_storm_defs
@@ -43,6 +46,7 @@ _PUBLIC = {
     "Alert": "storm_dagster.defs.observe.alerts",
     "BatchingBolt": "storm_dagster.api",
     "Bolt": "storm_dagster.api",
+    "Emit": "storm_dagster.api",
     "Grouping": "storm_dagster.api",
     "ReliableSpout": "storm_dagster.api",
     "ShellBolt": "storm_dagster.api",
@@ -59,6 +63,7 @@ _PUBLIC = {
     "TopologyBuilder": "storm_dagster.api",
     "Tuple": "storm_dagster.api",
     "ZooKeeperChange": "storm_dagster.defs.zookeeper_sensor",
+    "bolt": "storm_dagster.api",
     "build_alert_sensor": "storm_dagster.defs.observe.alerts",
     "build_heartbeat_sensor": "storm_dagster.defs.healing.heartbeat_sensor",
     "build_reassign_job": "storm_dagster.defs.healing.reassign_job",
@@ -66,6 +71,7 @@ _PUBLIC = {
     "build_storm_defs": "storm_dagster.defs",
     "build_storm_resources": "storm_dagster.defs.build",
     "build_zookeeper_sensor": "storm_dagster.defs.zookeeper_sensor",
+    "spout": "storm_dagster.api",
     "submit_topology": "storm_dagster.client",
 }
 
@@ -73,6 +79,7 @@ __all__ = [
     "Alert",
     "BatchingBolt",
     "Bolt",
+    "Emit",
     "Grouping",
     "ReliableSpout",
     "ShellBolt",
@@ -90,6 +97,7 @@ __all__ = [
     "Tuple",
     "ZooKeeperChange",
     "__version__",
+    "bolt",
     "build_alert_sensor",
     "build_heartbeat_sensor",
     "build_reassign_job",
@@ -97,6 +105,7 @@ __all__ = [
     "build_storm_defs",
     "build_storm_resources",
     "build_zookeeper_sensor",
+    "spout",
     "submit_topology",
 ]
 

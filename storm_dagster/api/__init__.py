@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storm_dagster.api.batching import BatchingBolt, TicklessBatchingBolt
-    from storm_dagster.api.bolt import Bolt
+    from storm_dagster.api.bolts import Bolt
     from storm_dagster.api.builder import Topology, TopologyBuilder
     from storm_dagster.api.component import Component, log, logger
     from storm_dagster.api.context import TopologyContext
     from storm_dagster.api.dagster_reports import DagsterReports
+    from storm_dagster.api.functions import Emit, bolt, spout
     from storm_dagster.api.joins import Join, JoinBolt
     from storm_dagster.api.shell import ShellBolt, ShellSpout
     from storm_dagster.api.spark import SparkBolt, SparkSpout
     from storm_dagster.api.specs import Spec
-    from storm_dagster.api.spout import ReliableSpout, Spout
+    from storm_dagster.api.spouts import ReliableSpout, Spout
     from storm_dagster.api.state import TaskState
     from storm_dagster.api.stateful import KeyValueState, StatefulBolt
     from storm_dagster.api.streams import Grouping, Stream
@@ -27,16 +28,17 @@ _PUBLIC = {
     name: module
     for module, names in {
         "batching": "BatchingBolt TicklessBatchingBolt",
-        "bolt": "Bolt",
+        "bolts": "Bolt",
         "builder": "Topology TopologyBuilder",
         "component": "Component log logger",
         "context": "TopologyContext",
         "dagster_reports": "DagsterReports",
+        "functions": "Emit bolt spout",
         "joins": "Join JoinBolt",
         "shell": "ShellBolt ShellSpout",
         "spark": "SparkBolt SparkSpout",
         "specs": "Spec",
-        "spout": "ReliableSpout Spout",
+        "spouts": "ReliableSpout Spout",
         "state": "TaskState",
         "stateful": "KeyValueState StatefulBolt",
         "streams": "Grouping Stream",
@@ -51,6 +53,7 @@ __all__ = [
     "Bolt",
     "Component",
     "DagsterReports",
+    "Emit",
     "Grouping",
     "Join",
     "JoinBolt",
@@ -73,9 +76,11 @@ __all__ = [
     "TupleWindow",
     "Window",
     "WindowedBolt",
+    "bolt",
     "is_tick",
     "log",
     "logger",
+    "spout",
 ]
 
 

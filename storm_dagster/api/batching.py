@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple
 
 __all__ = ["BatchingBolt", "GatheringBolt", "TicklessBatchingBolt"]

@@ -165,6 +165,10 @@ def build_spec(specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any
     topology = TopologySpec(name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config"))
     for component_id, part in bolts.items():
         _check_inputs(topology, component_id, part)
+        if check := getattr(specs[component_id]._code, "check_inputs", None):
+            every = {**topology.spouts, **topology.bolts}
+            streams = {(one.component, one.stream): every[one.component].outputs[one.stream] for one in part.inputs}
+            check(f"bolt {component_id!r}", streams)
     return topology
 
 

@@ -22,7 +22,7 @@ from storm_dagster.api.spark_session import (
     resolve_function,
     worker_session,
 )
-from storm_dagster.api.spout import Spout
+from storm_dagster.api.spouts import Spout
 from storm_dagster.model.errors import InvalidTopology
 
 __all__ = ["SparkBolt", "SparkSpout"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark_bridge import rows_of
 from storm_dagster.api.spark_session import (
     ErrorsOnce,

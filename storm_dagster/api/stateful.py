@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
-from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
 

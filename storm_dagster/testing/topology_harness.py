@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from storm_dagster.api.bolt import Bolt
-from storm_dagster.api.spout import Spout
+from storm_dagster.api.bolts import Bolt
+from storm_dagster.api.spouts import Spout
 from storm_dagster.api.streams import Grouping
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.event_outbox import ReportResponse

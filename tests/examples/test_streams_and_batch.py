@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from storm_dagster.api import TopologyBuilder
-from storm_dagster.api.spout import Spout
+from storm_dagster.api.spouts import Spout
 from storm_dagster.testing.topology_harness import TopologyHarness
 
 pytestmark = pytest.mark.dagster

@@ -8,7 +8,7 @@ from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from storm_dagster.api.spout import Spout
+from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
 from storm_dagster.model.errors import InvalidRequest

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.component import Collector
-from storm_dagster.api.spout import Spout
+from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Unavailable
