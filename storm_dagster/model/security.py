@@ -147,10 +147,10 @@ class Security:
         """Whether the HTTP service refuses clients without a certificate: with TLS and no secret."""
         return self.tls and self.secret is None
 
-    def derived(self, purpose: str) -> bytes:
-        """32 bytes for one purpose, derived from the secret, which they do not reveal."""
-        assert self.secret is not None, "nothing is derived without a secret"
-        return _derived(self.secret, purpose)
+    def derived(self, purpose: str, number: int = 0) -> bytes:
+        """32 bytes for one purpose, derived from the secret (the one of that number), which they do not reveal."""
+        assert self.secrets, "nothing is derived without a secret"
+        return _derived(self.secrets[number], purpose)
 
     @property
     def secrets(self) -> tuple[str, ...]:

@@ -10,19 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from storm_dagster.core.slots.model import Work
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt
+from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec, worker_processes
+from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
+from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.supervisor.launcher import SPEC, LaunchedWorker
 from storm_dagster.supervisor.processes import WorkerProcess
 from storm_dagster.supervisor.worker_user import OWN
 
 _log = logging.getLogger(__name__)
+_OUTDATED = -1
+"""A number of restarts that no assignment has."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,13 @@ class FoundWorker(LaunchedWorker):
     work: Work
 
 
-def find_workers(home: Path, supervisor_id: str) -> list[FoundWorker]:
-    """Every live worker process of that supervisor below ``home``, the oldest first in each slot."""
+def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> list[FoundWorker]:
+    """Every live worker process of that supervisor below ``home``, the oldest first in each slot.
+
+    One with secrets that count no more by ``conf`` is found as work that no assignment names, and so is started again in
+    its slot.
+    """
+    security, users = Security.of(conf), ZooKeeperUsers.of(conf)
     found: list[FoundWorker] = []
     for process, path in worker_processes():
         folder = path.parent.parent if path.parent.name == OWN else path.parent
@@ -52,10 +63,21 @@ def find_workers(home: Path, supervisor_id: str) -> list[FoundWorker]:
         if spec.node != supervisor_id:
             continue
         # The folder of the code is named after its blob keys.
-        work = Work(spec.topology_id, Path(spec.code_dir).name, spec.restarts)
+        work = Work(
+            spec.topology_id,
+            Path(spec.code_dir).name,
+            spec.restarts if _is_current(spec, security, users) else _OUTDATED,
+        )
         known = WorkerProcess(process.pid, process.start_ticks, boot_id())
         found.append(FoundWorker(folder.name, known, Path(spec.heartbeat_path), Path(spec.log_path), spec.port, work))
     return sorted(found, key=lambda worker: (worker.port, worker.process.start_ticks))
+
+
+def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | None) -> bool:
+    """Whether a worker reaches other workers and ZooKeeper by what it was given."""
+    known = users.worker_conf(spec.topology_id)[PAYLOAD].split("\n") if users is not None else []
+    given = str(spec.conf.get(PAYLOAD, "")).split("\n")
+    return spec.link_key == link_key_of(security, spec.topology_id) and (not known or not {*known}.isdisjoint(given))
 
 
 def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> list[str]:

@@ -146,6 +146,17 @@ def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Calla
     assert make_private(home).stat().st_mode & 0o777 == 0o711
 
 
+def test_a_worker_with_a_former_secret_starts_again(home: Path, launch: Callable[..., LaunchedWorker]) -> None:
+    launch("a-1-1", 6900)
+    conf = {**default_conf(), "storm.secret.file": str(home / "secret")}
+    new = "of-the-cluster-from-now-on-4711"
+    for lines, current in (((SECRET,), True), ((new, SECRET), True), ((new,), False)):
+        (home / "secret").write_text("\n".join(lines))
+        (found,) = find_workers(home, "s1", conf)
+        # Work that no assignment names is replaced.
+        assert (found.work == Work("a-1-1", "a-1-1")) is current, lines
+
+
 def test_the_next_supervisor_finds_them_and_believes_its_own_spec(
     home: Path, launch: Callable[..., LaunchedWorker]
 ) -> None:
@@ -158,7 +169,7 @@ def test_the_next_supervisor_finds_them_and_believes_its_own_spec(
     forged = subprocess.Popen(line, user=65532, group=65532, extra_groups=(), cwd="/", start_new_session=True)
     try:
         eventually(lambda: forged.pid in {each.pid for each, _ in worker_processes()}, what="the forged worker")
-        (found,) = find_workers(home, "s1")
+        (found,) = find_workers(home, "s1", default_conf())
     finally:
         forged.kill()
         forged.wait()

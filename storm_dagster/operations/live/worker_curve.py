@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def link_key_of(security: Security, topology_id: str) -> str:
-    """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on loopback)."""
-    return "" if security.secret is None else security.derived(f"worker links of {topology_id}").hex()
+    """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on loopback).
+
+    Derived from the oldest secret that counts: while the secret is changed, workers that start reach those that run.
+    """
+    return "" if security.secret is None else security.derived(f"worker links of {topology_id}", -1).hex()
 
 
 def _secret_half(link_key: str) -> bytes:

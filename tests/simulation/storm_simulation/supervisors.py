@@ -193,7 +193,7 @@ class Starter:
         )
 
 
-def _find_workers(home: Path, supervisor_id: str) -> list[FoundWorker]:
+def _find_workers(home: Path, supervisor_id: str, conf: object) -> list[FoundWorker]:
     found = [
         FoundWorker(
             worker.worker_id,
