@@ -249,22 +249,22 @@ def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one
     assert requested() == 0
 
 
-def test_a_day_of_a_busy_topology_of_300_tasks_is_less_than_a_megabyte(shop: Shop, tmp_path: Path) -> None:
+def test_six_hours_of_a_busy_topology_of_300_tasks_are_a_quarter_of_a_megabyte_at_most(shop: Shop, tmp_path: Path) -> None:
     shop.runs(topology=word_count(100))
-    (tmp_path / "a day").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "a day")) as shop.instance:
+    (tmp_path / "six hours").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "six hours")) as shop.instance:
         # Ticks further apart than 30 s make no fewer observations, which are 10 minutes apart.
-        for _ in range(24 * 12):
+        for _ in range(6 * 12):
             _, answer = shop.tick(300.0)
             assert len(answer.cursor or "") < 2000
         written = events = 0
-        for path in (tmp_path / "a day").rglob("*.db"):
+        for path in (tmp_path / "six hours").rglob("*.db"):
             with sqlite3.connect(path) as database:
                 if database.execute("select 1 from sqlite_master where name = 'event_logs'").fetchone():
                     size, count = database.execute("select total(length(event)), count(*) from event_logs").fetchone()
                     written, events = written + size, events + count
-        assert events > 100
-        assert written < 1_000_000, f"{events} events, {written} bytes"
+        assert events > 25
+        assert written < 250_000, f"{events} events, {written} bytes"
         limit = dg.AssetCheckKey(KEY, "latency_within_limit")
         assert shop.instance.event_log_storage.get_asset_check_execution_history(limit, limit=10)
 
