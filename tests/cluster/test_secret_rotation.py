@@ -32,7 +32,8 @@ def restart_daemons(cluster: LocalCluster) -> None:
     """End each daemon in turn; `dev` starts it again, with what the file says then. Workers stay."""
     for role in DAEMONS:
         for record in cluster.processes(role):
-            cluster.kill(role, record.id, signal.SIGTERM)
+            # Spark's server may take its time over sessions that are open.
+            cluster.kill(role, record.id, signal.SIGKILL if role == "spark" else signal.SIGTERM)
             eventually(lambda record=record: not record.alive(), 60, f"the end of {role} {record.id}")
 
     def answers() -> bool:
