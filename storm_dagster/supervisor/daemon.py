@@ -138,7 +138,7 @@ class Supervisor:
         """Adopt the running workers, and restore the slots."""
         self._localizer.prepare()
         now = boot_clock()
-        found = {worker.worker_id: worker for worker in find_workers(self._home, self.id, self._conf)}
+        found = {worker.worker_id: worker for worker in find_workers(self._home, self.id, self._conf.values)}
         for known in before.workers if before is not None else ():
             process = WorkerProcess(known.pid, known.start_ticks, known.boot_id)
             if known.worker_id not in found and process.alive():
