@@ -14,6 +14,7 @@ from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import unstopped_tasks
 from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.tasks import executors_of
+from storm_dagster.core.transitions import STEADY
 from storm_dagster.model.placement import (
     PlacedWorker,
     PlacementBatch,
@@ -138,6 +139,8 @@ def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool
     live = topology.live_workers.get((cause.node, cause.port))
     if cause.kind == "unassigned":
         return True
+    if cause.kind == "too_few_workers":
+        return topology.base.status in STEADY and not topology.missing_workers
     if cause.kind == "silent_master":
         return topology.beats_at is None or cause.seen in ("", str(topology.beats_at.mzxid))
     if live is None:
@@ -151,7 +154,12 @@ def _still_true(view: ClusterView, topology: TopologyView, cause: Cause) -> bool
 def monitor_batch(
     view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable, causes: Collection[Cause]
 ) -> PlacementBatch:
-    """The batch that reassigns the tasks of ``causes`` and keeps all others where they are."""
+    """The batch that reassigns the tasks of ``causes`` and keeps all others where they are.
+
+    When it only has too few workers, the batch of a rebalance: the fewest tasks move that spread it.
+    """
+    if {cause.kind for cause in causes} == {"too_few_workers"}:
+        return rebalance_batch(view, topology, runnable, table)
     avoid = {node for cause in causes for node in cause.avoid}
     withheld = {(cause.node, cause.port) for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
@@ -192,11 +200,14 @@ def rebalance_batch(
     runnable: Runnable,
     table: TaskTable,
     *,
-    executors: Mapping[str, int],
-    workers: int,
-    reassign: bool,
+    executors: Mapping[str, int] | None = None,
+    workers: int | None = None,
+    reassign: bool = False,
 ) -> PlacementBatch:
-    """The batch of a rebalance: all tasks of ``table``, but those that still run under a lost supervisor."""
+    """The batch of a rebalance: all tasks of ``table``, but those that still run under a lost supervisor.
+
+    ``executors`` and ``workers`` that are not given stay as they are.
+    """
     supervisors = offered_supervisors(view, placing=[topology.id])
     offered = frozenset(supervisor.id for supervisor in supervisors)
     present = table.component_of().keys()
@@ -204,8 +215,8 @@ def rebalance_batch(
         topology,
         runnable,
         table,
-        executors,
-        workers=workers,
+        topology.base.executors if executors is None else executors,
+        workers=topology.base.workers if workers is None else workers,
         event="rebalance",
         reassign=reassign,
         unstopped=tuple(task for task in unstopped_tasks(topology, offered) if task in present),
@@ -217,9 +228,7 @@ def current_topology(
     view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable
 ) -> TopologyToPlace:
     """The topology with its current assignment, as a rebalance without changes takes it."""
-    executors, workers = topology.base.executors, topology.base.workers
-    batch = rebalance_batch(view, topology, runnable, table, executors=executors, workers=workers, reassign=False)
-    return batch.topologies[0]
+    return rebalance_batch(view, topology, runnable, table).topologies[0]
 
 
 def same_workers(assignment: Assignment | None, placement: TopologyPlacement) -> bool:

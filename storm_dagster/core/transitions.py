@@ -30,6 +30,8 @@ Event = Literal[
 
 HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "REBALANCING", "UPGRADING", "ROLLBACK"})
 """Statuses in which dead tasks are reassigned: all but that of a topology which goes anyway."""
+STEADY: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE"})
+"""Statuses in which tasks may be moved to spread them better: no other change of the topology is under way."""
 
 # Status -> event -> next status. "previous" is the status before a rebalance. Absent: not allowed.
 # Unlike JStorm, a kill is allowed in every status and an inactive topology stays inactive.

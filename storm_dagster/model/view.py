@@ -19,6 +19,7 @@ from storm_dagster.model.records import (
     TaskBeats,
     TaskTable,
     WorkerNode,
+    WorkerSlot,
 )
 
 
@@ -62,6 +63,12 @@ class TopologyView:
     def code_dir(self) -> str:
         """Prefix of the blob keys of the topology's code; a gray upgrade that ended has changed it."""
         return self.assignment.code_dir if self.assignment is not None else self.id
+
+    @property
+    def missing_workers(self) -> tuple[WorkerSlot, ...]:
+        """Workers of the assignment that do not live now."""
+        workers = self.assignment.workers if self.assignment is not None else ()
+        return tuple(worker for worker in workers if worker.slot not in self.live_workers)
 
     @property
     def dead_tasks(self) -> frozenset[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,9 @@ from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.observe.inbox_cleanup import load_inbox_memory
 from storm_dagster.defs.observe.metrics_rollup import samples_of
+from storm_dagster.model import paths
+from storm_dagster.model.records import encode_record
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld
 
@@ -59,6 +64,26 @@ def test_a_topology_that_can_spread_better_is_rebalanced_once(world: DagsterWorl
     assert (request.run_config, request.tags["storm/moved_tasks"]) == ({}, "3")
     (again,) = tick(world, "rebalance_schedule").run_requests
     assert request.run_key == again.run_key
+
+
+def test_what_was_just_placed_is_not_moved_again_and_a_tick_reads_the_cluster_once(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded(world)
+    world.submit("other")
+    reads: list[object] = []
+    load_view = StormClusterState.load_view
+    monkeypatch.setattr(StormClusterState, "load_view", lambda state: reads.append(state) or load_view(state))
+    assert tick(world, "rebalance_schedule").run_requests
+    assert len(reads) == 1
+    monkeypatch.undo()
+    topology = world.topology("wc")
+    assert topology is not None and topology.assignment is not None
+    placed = topology.assignment
+    again = placed.model_copy(update={"timestamp_ms": int(time.time() * 1000)})
+    world.cluster.state.set_data(paths.assignment(placed.topology_id), encode_record(again))
+    message = tick(world, "rebalance_schedule").skip_message
+    assert re.search(r"wc: it was placed \d+ s ago: it is rebalanced again after 600 s", message)
 
 
 def test_a_gain_below_the_threshold_moves_nothing_and_says_so(world: DagsterWorld) -> None:

@@ -33,8 +33,9 @@ LIMITS = LivenessLimits()
 class Observer:
     """One observer with a clock of its own."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, limits: LivenessLimits = LIMITS) -> None:
         self.world = world
+        self.limits = limits
         self.now = 1000.0
         self.memory = LivenessMemory()
 
@@ -44,7 +45,8 @@ class Observer:
         for supervisor_id, info in self.world.cluster.load_view().supervisors.items():
             beat = encode_record(info.model_copy(update={"count": info.count + 1}))
             self.world.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), beat)
-        seen = observe(self.world.cluster.load_view(), self.memory, LIMITS, boot_id="b", boot_now=self.now, **options)
+        view = self.world.cluster.load_view()
+        seen = observe(view, self.memory, self.limits, boot_id="b", boot_now=self.now, **options)
         self.memory = decode_memory(LivenessMemory, encode_memory(seen.memory))
         assert self.memory == seen.memory
         return seen
@@ -246,6 +248,48 @@ def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: World) -> No
     (report,) = reassign(world.context(), observer.poll().causes)
     assert report.status == "assigned"
     assert {worker.node for worker in assignment_of(world, topology_id).workers} == {"s1", "s3"}
+
+
+def test_too_few_workers_take_slots_that_join_with_the_fewest_moves(world: World) -> None:
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    conf = {"topology.scheduler.strategy": "even", "topology.workers": 6}
+    topology_id = world.submit("wc", conf=conf)
+    world.run_workers(topology_id)
+    observer = Observer(world, replace(LIMITS, window_secs=8))
+    before = assignment_of(world, topology_id)
+    assert observer.poll().causes == () and len(before.workers) == 4
+    world.supervisor("s2")
+    assert observer.poll().causes == (), "it may go again"
+    assert observer.poll(7).causes == ()
+    (cause,) = observer.poll(1).causes
+    assert cause.describe() == "topology 'wc': it has fewer workers than it asked for, and slots are free"
+    ctx = world.context()
+    # What it is while its status is another one, or a worker is dead, is decided when the run starts.
+    base = world.named("wc").base
+    for status in ("REBALANCING", "ACTIVE"):
+        changed = encode_record(base.model_copy(update={"status": status}))
+        world.cluster.state.set_data(paths.topology(topology_id), changed)
+        (report,) = reassign(ctx, [Cause.from_json(cause.to_json())])
+        assert report.status == ("void" if status == "REBALANCING" else "assigned")
+    after = assignment_of(world, topology_id)
+    old, new = before.task_slots(), after.task_slots()
+    assert len(after.workers) == 6 and {worker.node for worker in after.workers} == {"s1", "s2"}
+    # No plan of six workers has fewer: each new worker takes its share, all else stays.
+    joined = [worker for worker in after.workers if worker.node == "s2"]
+    assert report.moved == sum(old[task] != slot for task, slot in new.items()) == sum(len(w.ids) for w in joined)
+    # A host that goes is healed; when it is back at once nothing moves again.
+    world.run_workers(topology_id)
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    for worker in joined:
+        world.stop_worker(topology_id, *worker.slot)
+    observer.poll()
+    reassign(ctx, observer.poll().causes)
+    assert {worker.node for worker in assignment_of(world, topology_id).workers} == {"s1"}
+    world.run_workers(topology_id)
+    world.supervisor("s2")
+    assert [observer.poll(after).causes for after in (1, 20, 20)] == [(), (), ()]
+    (again,) = [cause for after in (20,) * 30 for cause in observer.poll(after).causes][-1:]
+    assert again.kind == "too_few_workers"
 
 
 @pytest.mark.parametrize("status", sorted(get_args(TopologyStatus)))

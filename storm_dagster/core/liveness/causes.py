@@ -11,7 +11,9 @@ import msgspec
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
-CauseKind = Literal["dead_worker", "dead_task", "never_ran", "lost_host", "silent_master", "unassigned"]
+CauseKind = Literal[
+    "dead_worker", "dead_task", "never_ran", "lost_host", "silent_master", "unassigned", "too_few_workers"
+]
 
 _WORDS: Mapping[CauseKind, str] = {
     "dead_worker": "worker {slot} did not come back",
@@ -20,6 +22,7 @@ _WORDS: Mapping[CauseKind, str] = {
     "lost_host": "host {host} is lost with supervisor {node}, so worker {slot} is gone",
     "silent_master": "the topology master in worker {slot} is silent",
     "unassigned": "tasks have no slot",
+    "too_few_workers": "it has fewer workers than it asked for, and slots are free",
 }
 
 
@@ -50,7 +53,8 @@ class Cause:
         """The cause in words."""
         slot = f"{self.host}:{self.port}"
         text = _WORDS[self.kind].format(slot=slot, host=self.host, node=self.node)
-        return f"topology {self.name!r}: {text} ({len(self.tasks)} tasks)"
+        tasks = f" ({len(self.tasks)} tasks)" if self.tasks else ""
+        return f"topology {self.name!r}: {text}{tasks}"
 
     def to_json(self) -> dict[str, Any]:
         """The form for a run's config; tasks as ranges, so that it stays small."""
@@ -84,6 +88,8 @@ AttemptMemory = Mapping[str, tuple[int, float]]
 """Cause key -> (attempts made, boot clock before which the next must not start). JSON-able as lists."""
 
 _LONGEST_PAUSE_SECS = 60.0
+SPREAD_PAUSE_SECS = 600.0
+"""Seconds after a placement in which its tasks are not moved only to spread them better."""
 
 
 def due_attempts(
@@ -97,21 +103,24 @@ def due_attempts(
     """Causes to act on now, and the memory for the next call.
 
     A cause is tried once it was true for ``patience_secs``, then again after 1, 2, 4 ... 60 s while it persists, but not while the run of
-    its last attempt (its run key is in ``running``) goes on. Causes that are over are forgotten.
+    its last attempt (its run key is in ``running``) goes on; a topology with too few workers waits
+    ``SPREAD_PAUSE_SECS``. Causes that are over are forgotten.
     """
     due: list[Attempt] = []
     kept: dict[str, tuple[int, float]] = {}
     for cause in causes:
         first = boot_now + patience_secs
+        spread = cause.kind == "too_few_workers"
+        longest = SPREAD_PAUSE_SECS if spread else _LONGEST_PAUSE_SECS
         made, not_before = memory.get(cause.key, (0, first))
         # A boot clock that lies further ahead than the longest pause is another machine's.
         if not made:
             not_before = min(not_before, first)
-        elif not_before > boot_now + _LONGEST_PAUSE_SECS:
+        elif not_before > boot_now + longest:
             not_before = boot_now
         if boot_now >= not_before and f"{cause.key}:{made}" not in running:
             made += 1
-            not_before = boot_now + min(2.0 ** min(made - 1, 10), _LONGEST_PAUSE_SECS)
+            not_before = boot_now + (longest if spread else min(2.0 ** min(made - 1, 10), longest))
             due.append(Attempt(cause, made))
         kept[cause.key] = (made, not_before)
     return due, kept

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Cause, CauseKind
+from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS, Cause, CauseKind
 from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
-from storm_dagster.core.transitions import HEALED
+from storm_dagster.core.transitions import HEALED, STEADY
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import Assignment, WorkerSlot
@@ -164,8 +166,8 @@ def _cluster_restarted(view: ClusterView, memory: LivenessMemory) -> bool:
     )
 
 
-def _first_seen(value: int, known: FirstSeen | None, boot_now: float) -> FirstSeen:
-    return known if known is not None and known.value == value else FirstSeen(value, boot_now)
+def _first_seen(value: int, known: FirstSeen | UnsetType | None, boot_now: float) -> FirstSeen:
+    return known if known and known.value == value else FirstSeen(value, boot_now)
 
 
 def _healed(view: ClusterView) -> Iterator[tuple[TopologyView, Assignment, Versioned]]:
@@ -187,6 +189,16 @@ class _Round:
     deadlines: list[float] = field(default_factory=list)
     restarting: list[tuple[str, str, int]] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
+
+    @cached_property
+    def free_slots(self) -> int:
+        """Slots of supervisors that may get work which no assignment holds."""
+        used = self.view.used_ports()
+        return sum(
+            len({*info.ports} - used.get(supervisor_id, set()))
+            for supervisor_id, info in self.view.supervisors.items()
+            if supervisor_id not in self.silent and info.host not in self.view.blacklist
+        )
 
     def is_restarting(self, worker: WorkerSlot) -> bool:
         info = self.view.supervisors.get(worker.node)
@@ -227,7 +239,7 @@ class _TopologyCheck:
         if not self._master_silent(memory):
             self._dead_tasks()
         self._unassigned()
-        return memory
+        return replace(memory, room=self._room(memory))
 
     def _missing(self, same: bool) -> dict[str, MissingSlot]:
         """Check workers that are absent. ``same``: the last check was of this generation."""
@@ -303,8 +315,29 @@ class _TopologyCheck:
             return
         placed = {task for worker in self._assignment.workers for task in worker.ids}
         without = tuple(sorted(self._topology.tasks.component_of().keys() - placed))
-        if without and _has_free_slot(self._round.view, self._round.silent):
+        if without and self._round.free_slots:
             self._add("unassigned", None, without)
+
+    def _room(self, memory: TopologyMemory) -> FirstSeen | UnsetType:
+        """Check for too few workers: it spreads once slots were free for as long as a host may come and go.
+
+        Not soon after another placement, so that hosts that come and go do not move its tasks again and again.
+        """
+        base = self._topology.base
+        executors = sum(count for component, count in base.executors.items() if component != TOPOLOGY_MASTER)
+        lacking = min(base.workers, executors) - len(self._assignment.workers)
+        workers = min(lacking, self._round.free_slots)
+        if workers < 1 or base.status not in STEADY or memory.missing or memory.starting:
+            return UNSET
+        room = _first_seen(workers, self._known.room if self._known else None, self._now)
+        ready = room.since + self._round.limits.window_secs
+        if memory.assignment.value:
+            ready = max(ready, memory.assignment.since + SPREAD_PAUSE_SECS)
+        if self._now < ready:
+            self._round.deadlines.append(ready)
+        else:
+            self._add("too_few_workers", None, ())
+        return room
 
     def _over(self, since: float, limit: float, worker: WorkerSlot, what: str | None = None) -> bool:
         """Whether the limit has passed; else its deadline is noted, and with ``what`` a problem, too."""
@@ -339,12 +372,3 @@ def _slot_starts(assignment: Assignment) -> Mapping[tuple[str, int], int]:
     """Slot -> newest start among its tasks: it rises when a task is placed there again."""
     starts = assignment.start_secs()
     return {worker.slot: max((starts.get(task, 0) for task in worker.ids), default=0) for worker in assignment.workers}
-
-
-def _has_free_slot(view: ClusterView, silent: frozenset[str]) -> bool:
-    used = view.used_ports()
-    return any(
-        set(info.ports) - used.get(supervisor_id, set())
-        for supervisor_id, info in view.supervisors.items()
-        if supervisor_id not in silent and info.host not in view.blacklist
-    )

@@ -47,6 +47,8 @@ class TopologyMemory(msgspec.Struct, frozen=True):
     """``"node:port"`` -> absent worker."""
     starting: Mapping[str, StartingWorker] = msgspec.field(default_factory=dict)
     """``"node:port"`` -> worker that is there and does not run all its tasks yet."""
+    room: FirstSeen | UnsetType = UNSET
+    """Number of workers that it lacks and free slots could take; unset when it lacks none, or is not complete."""
 
 
 class LivenessMemory(msgspec.Struct, frozen=True):

@@ -8,13 +8,15 @@ task for task). Only when that improves the balance by more than ``topology.reba
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
 from storm_dagster.client.changes import change_topology
 from storm_dagster.core.balance import imbalance
+from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS
 from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.transitions import STEADY
 from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import verb_config
@@ -26,7 +28,7 @@ from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, Dags
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_reference
 from storm_dagster.model.verbs import VERBS
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.rebalance import rebalance
 
@@ -38,48 +40,28 @@ REBALANCE_TEXT = (
 _log = logging.getLogger(__name__)
 
 
-def _unstable(view: ClusterView) -> dict[str, int]:
-    """Names of topologies that a rebalance may touch now, with the version of their assignment."""
-    busy = _busy(view)
-    return {
-        topology.base.name: topology.assignment_at.version
-        for topology in view.topologies.values()
-        if topology.base.name not in busy and topology.assignment_at is not None
-    }
+def _busy(topology: TopologyView, now_secs: int) -> str | None:
+    """Why a topology is left alone; ``None`` when a rebalance may touch it now."""
+    base, assignment = topology.base, topology.assignment
+    if base.status not in STEADY or base.wanted_status != base.status:
+        return f"it is {base.status}, wanted {base.wanted_status}"
+    if assignment is None or topology.assignment_at is None:
+        return "it has no assignment"
+    if topology.missing_workers:
+        # What is dead is healed first: a rebalance would move tasks that are about to move anyway.
+        return f"{len(topology.missing_workers)} of its workers do not live, healing comes first"
+    age = now_secs - assignment.timestamp_ms // 1000
+    if topology.assignment_at.version and 0 <= age < SPREAD_PAUSE_SECS:
+        return f"it was placed {age} s ago: it is rebalanced again after {SPREAD_PAUSE_SECS:g} s"
+    return None
 
 
-def _busy(view: ClusterView) -> dict[str, str]:
-    """Names of topologies that are left alone, with the reason."""
-    found: dict[str, str] = {}
-    for topology in view.topologies.values():
-        base, assignment = topology.base, topology.assignment
-        if base.status not in ("ACTIVE", "INACTIVE") or base.wanted_status != base.status:
-            found[base.name] = f"it is {base.status}, wanted {base.wanted_status}"
-        elif assignment is None or topology.assignment_at is None:
-            found[base.name] = "it has no assignment"
-        elif missing := [worker for worker in assignment.workers if worker.slot not in topology.live_workers]:
-            # What is dead is healed first: a rebalance would move tasks that are about to move anyway.
-            found[base.name] = f"{len(missing)} of its workers do not live, healing comes first"
-    return found
-
-
-@dataclass(frozen=True)
-class _Gain:
-    """Gain of a rebalance of one topology."""
-
-    topology_id: str
-    moved: int
-    skipped: str | None
-    """Reason why it is not worth a run; ``None`` when it is."""
-    text: str
-
-
-def _gain(ops: OperationsContext, view: ClusterView, name: str) -> _Gain:
-    """The fewest moves that restore balance, or the reason why they are not worth it."""
-    report = rebalance(ops, name, dry_run=True, view=view)
+def _gain(ops: OperationsContext, view: ClusterView, topology: TopologyView) -> tuple[int, str]:
+    """The fewest moves that restore balance, 0 when they are not worth a run; and what they gain, in words."""
+    report = rebalance(ops, topology.id, dry_run=True, view=view)
     if not report.moved or report.assignment is None or report.placement is None:
-        return _Gain(report.topology_id, 0, "it is balanced, no plan would change it", "")
-    threshold = float(load_runnable(ops, view.topologies[report.topology_id]).conf["topology.rebalance.threshold"])
+        return 0, "it is balanced, no plan would change it"
+    threshold = float(load_runnable(ops, topology).conf["topology.rebalance.threshold"])
     supervisors = sum(1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist)
     now, then = (
         imbalance(spread, wanted=report.workers, supervisors=supervisors)
@@ -89,9 +71,9 @@ def _gain(ops: OperationsContext, view: ClusterView, name: str) -> _Gain:
         )
     )
     text = f"{report.moved} tasks would move, imbalance {now:.2f} would become {then:.2f}"
-    worth = now - then > threshold
-    skipped = None if worth else f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
-    return _Gain(report.topology_id, report.moved, skipped, text)
+    if now - then > threshold:
+        return report.moved, text
+    return 0, f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
 
 
 class AskForRebalanceConfig(verb_config(VERBS["rebalance"])):
@@ -145,15 +127,6 @@ def build_rebalance_schedule(
     return made
 
 
-def _request(gain: _Gain, name: str, version: int, names: DagsterNames, in_cluster_location: bool) -> dg.RunRequest:
-    tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(gain.moved)}
-    run_key = f"{gain.topology_id}:{version}"
-    if not in_cluster_location:
-        run_config = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}}
-        return dg.RunRequest(run_key=run_key, run_config=run_config, tags=tags)
-    return dg.RunRequest(run_key=run_key, partition_key=name, tags=tags)
-
-
 def _evaluate(
     context: dg.ScheduleEvaluationContext,
     zookeeper: ZooKeeperResource,
@@ -171,24 +144,27 @@ def _evaluate(
                 cluster=cluster, blobs=blobs, conf=zookeeper.conf(), planner=plan_placement, log=_log
             )
             view = cluster.load_view()
-            for name, version in sorted(_unstable(view).items()):
+            for topology in sorted(view.topologies.values(), key=lambda topology: topology.base.name):
+                name, reason = topology.base.name, _busy(topology, ops.now_secs())
                 if only is not None and name not in only:
                     continue
+                moved = 0
                 try:
-                    gain = _gain(ops, view, name)
+                    if reason is None:
+                        moved, reason = _gain(ops, view, topology)
                 except StormDagsterError as error:
-                    why.append(f"{name} is left alone: {error.message}")
-                    continue
-                if gain.skipped:
-                    why.append(f"{name}: {gain.skipped}")
-                elif in_cluster_location and not context.instance.has_dynamic_partition(names.partitions, name):
-                    why.append(f"{name} has no partition key yet: lifecycle_sensor adds it")
-                else:
-                    context.log.info(f"{name}: {gain.text}")
-                    requests.append(_request(gain, name, version, names, in_cluster_location))
+                    reason = f"left alone, {error.message}"
+                if moved and in_cluster_location and not context.instance.has_dynamic_partition(names.partitions, name):
+                    moved, reason = 0, "no partition key yet: lifecycle_sensor adds it"
+                why.append(f"{name}: {reason}")
+                if moved and topology.assignment_at is not None:
+                    run_key = f"{topology.id}:{topology.assignment_at.version}"
+                    tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
+                    ask = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}}
+                    run: dict[str, Any] = {"partition_key": name} if in_cluster_location else {"run_config": ask}
+                    requests.append(dg.RunRequest(run_key=run_key, tags=tags, **run))
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
-    why += [f"{name}: {reason}" for name, reason in sorted(_busy(view).items()) if only is None or name in only]
     for line in why:
         context.log.info(line)
     return requests or dg.SkipReason("; ".join(why[:20]) or "no topology runs")
