@@ -13,7 +13,8 @@ import click
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import print_answer, print_json, say
+from storm_dagster.cli.output import Steps, print_answer, print_json, say
+from storm_dagster.client.draining import drain_hosts, topologies_on
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
@@ -41,16 +42,28 @@ def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], *
     )
 
 
-def _change_blacklist(invocation: Invocation, hosts: tuple[str, ...], action: str) -> None:
-    with invocation.nimbus() as nimbus:
+def _change_blacklist(
+    invocation: Invocation, hosts: tuple[str, ...], action: str, drain: bool = False, wait_secs: int | None = None
+) -> None:
+    more: dict[str, Any] = {}
+    with invocation.nimbus() as nimbus, Steps(f"drain {', '.join(hosts)}", quiet=invocation.json) as steps:
         cluster = nimbus.get("/v1/cluster")
         if invocation.dry_run:
             listed = set(nimbus.get("/v1/blacklist")["hosts"])
             listed = listed | set(hosts) if action == "add" else listed - set(hosts)
-            _hosts(invocation, cluster, sorted(listed), dry_run=True)
+            more = {"drained": topologies_on(nimbus, hosts)} if drain else {}
+            _hosts(invocation, cluster, sorted(listed), dry_run=True, **more)
             return
         listed = nimbus.post("/v1/blacklist", {action: list(hosts)})["hosts"]
-    _hosts(invocation, cluster, listed)
+        if drain:
+            options = {"wait": invocation.wait, "wait_secs": wait_secs, "progress": steps.on_step}
+            more = {"drained": [change.name for change in drain_hosts(nimbus, hosts, **options)]}
+            cluster = nimbus.get("/v1/cluster")
+            more["empty"] = not any(one["used"] for one in cluster["supervisors"] if one["host"] in hosts)
+    _hosts(invocation, cluster, listed, **more)
+    if drain and not invocation.json:
+        moved = f"{len(more['drained'])} topologies {'moved' if more['empty'] else 'are being moved'}"
+        click.echo(f"{', '.join(hosts)}: {moved}{', empty' * more['empty']}")
     known = {one["host"] for one in cluster["supervisors"]}
     for host in hosts:
         if action == "add" and host not in known:
@@ -59,9 +72,16 @@ def _change_blacklist(invocation: Invocation, hosts: tuple[str, ...], action: st
 
 @verb("add", changes=True)
 @click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
-def blacklist_add(invocation: Invocation, hosts: tuple[str, ...]) -> None:
-    """Give the supervisors of HOST no new work. Its workers continue."""
-    _change_blacklist(invocation, hosts, "add")
+@click.option("--drain", is_flag=True, help="Move its tasks elsewhere, and return when the host is empty.")
+@click.option(
+    "-w",
+    "wait_secs",
+    type=click.IntRange(min=0),
+    help="Of --drain: seconds of silence before tasks move. [default: message timeout]",
+)
+def blacklist_add(invocation: Invocation, hosts: tuple[str, ...], drain: bool, wait_secs: int | None) -> None:
+    """Give the supervisors of HOST no new work. Its workers continue, but for --drain."""
+    _change_blacklist(invocation, hosts, "add", drain, wait_secs)
 
 
 @verb("remove", changes=True)

@@ -97,6 +97,14 @@ def wait_for_tasks(
         pause = min(pause * 1.2, _TASKS_PAUSE_SECS)
 
 
+def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
+    """The topology's document; ``None`` when it is gone."""
+    try:
+        return nimbus.get(f"/v1/topologies/{name}")
+    except NotAlive:
+        return None
+
+
 def wait_for_status(
     nimbus: NimbusClient,
     name: str,
@@ -108,10 +116,7 @@ def wait_for_status(
     """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable` else."""
     pause = 0.1
     while True:
-        try:
-            document = nimbus.get(f"/v1/topologies/{name}")
-        except NotAlive:
-            document = None
+        document = find_topology(nimbus, name)
         if done(document):
             return document
         if time.monotonic() >= deadline:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.detection import unstopped_tasks
 from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.core.transitions import STEADY
@@ -42,11 +41,13 @@ def offered_supervisors(
     placing: Collection[str],
     avoid: Collection[str] = (),
     withheld: Collection[tuple[str, int]] = (),
+    isolation: Collection[str] = (),
 ) -> tuple[SupervisorSlots, ...]:
     """Supervisors that may get work: registered, not blacklisted by host, not in ``avoid``.
 
     Ports of topologies outside ``placing`` (topology ids) are taken, and so are ``withheld`` slots: those
-    of workers that are dead in this round.
+    of workers that are dead in this round. Hosts that others are isolated on are left out, but for those of
+    ``isolation``, and for those that a topology of ``placing`` is isolated on.
     """
     used = view.used_ports(without=frozenset(placing))
     for node, port in withheld:
@@ -61,8 +62,8 @@ def offered_supervisors(
             cpu=info.cpu,
             memory_mb=info.memory_mb,
         )
-        for supervisor_id, info in sorted(view.supervisors.items())
-        if supervisor_id not in avoid and info.host not in view.blacklist
+        for supervisor_id, info in sorted(view.open_supervisors(placing, isolation).items())
+        if supervisor_id not in avoid
     )
 
 
@@ -123,7 +124,8 @@ def new_batch(
     old = placed_workers(backup)
     to_place = _to_place(name, topology_id, runnable, table, executors, workers=workers, event="new", old=old)
     placing = [topology_id] if replaces is None else [topology_id, replaces]
-    return PlacementBatch(supervisors=offered_supervisors(view, placing=placing), topologies=(to_place,))
+    supervisors = offered_supervisors(view, placing=placing, isolation=to_place.isolation)
+    return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 
 
 def causes_still_true(view: ClusterView, topology: TopologyView, causes: Iterable[Cause]) -> list[Cause]:
@@ -158,9 +160,9 @@ def monitor_batch(
 
     When it only has too few workers, the batch of a rebalance: the fewest tasks move that spread it.
     """
-    if {cause.kind for cause in causes} == {"too_few_workers"}:
-        return rebalance_batch(view, topology, runnable, table)
     avoid = {node for cause in causes for node in cause.avoid}
+    if {cause.kind for cause in causes} == {"too_few_workers"}:
+        return rebalance_batch(view, topology, runnable, table, avoid=avoid)
     withheld = {(cause.node, cause.port) for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
     dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
@@ -203,14 +205,20 @@ def rebalance_batch(
     executors: Mapping[str, int] | None = None,
     workers: int | None = None,
     reassign: bool = False,
+    avoid: Collection[str] = (),
 ) -> PlacementBatch:
-    """The batch of a rebalance: all tasks of ``table``, but those that still run under a lost supervisor.
+    """The batch of a rebalance: all tasks of ``table``, but those that run where no supervisor can stop them.
 
     ``executors`` and ``workers`` that are not given stay as they are.
     """
-    supervisors = offered_supervisors(view, placing=[topology.id])
-    offered = frozenset(supervisor.id for supervisor in supervisors)
-    present = table.component_of().keys()
+    supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid)
+    present, able = table.component_of().keys(), view.supervisors.keys() - {*avoid}
+    unstopped = {
+        task
+        for worker in (topology.assignment.workers if topology.assignment else ())
+        if worker.node not in able and worker.slot in topology.live_workers
+        for task in worker.ids
+    }
     to_place = _to_place_again(
         topology,
         runnable,
@@ -219,7 +227,7 @@ def rebalance_batch(
         workers=topology.base.workers if workers is None else workers,
         event="rebalance",
         reassign=reassign,
-        unstopped=tuple(task for task in unstopped_tasks(topology, offered) if task in present),
+        unstopped=tuple(sorted(unstopped & present)),
     )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 

@@ -6,7 +6,7 @@ carries the data version that it was read at, so that the write of the plan can 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from storm_dagster.model.ranges import decode_ranges
@@ -111,6 +111,23 @@ class ClusterView:
             if topology.base.name == name:
                 return topology
         return None
+
+    def open_supervisors(
+        self, placing: Collection[str] = (), isolation: Collection[str] = ()
+    ) -> dict[str, SupervisorInfo]:
+        """Supervisors that the topology ids ``placing``, isolated on ``isolation``, may use, silent ones included.
+
+        Not on a blacklisted host, nor on one that only others are isolated on (``isolation.scheduler.machines``).
+        """
+        closed = {
+            host
+            for topology in self.topologies.values()
+            if topology.id not in placing
+            for host in topology.base.isolation
+        }
+        own = {host for each in placing if each in self.topologies for host in self.topologies[each].base.isolation}
+        closed = (closed - own - {*isolation}) | self.blacklist
+        return {key: info for key, info in self.supervisors.items() if info.host not in closed}
 
     def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:
         """Supervisor id -> ports that assignments hold, those of the topology ids in ``without`` left out."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_tasks
+from storm_dagster.client.draining import drain_hosts
 from storm_dagster.model.conf import load_cluster_conf, seed_urls
 from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
@@ -192,6 +193,38 @@ def test_a_failed_upload_is_cancelled(peers: list[Peer], archive: Archive) -> No
     with NimbusClient([peer.url]) as nimbus, pytest.raises(InvalidRequest):
         upload(nimbus, archive=archive, conf={}, topology=TopologySpec(name="wc"))
     assert ("DELETE", "/v1/uploads/h1") in peer.asked
+
+
+def test_a_host_that_cannot_be_drained_is_named_with_every_reason(peers: list[Peer]) -> None:
+    peer = peers[0]
+    running = [{"id": 1, "component": "a", "status": "running"}]
+
+    def topology(name: str, *hosts: str) -> tuple[int, Any]:
+        document = {"id": f"{name}-1-1", "name": name, "status": "ACTIVE", "tasks": running}
+        return 200, {**document, "workers": [{"host": host} for host in hosts]}
+
+    names = ("ends", "full", "moves", "other")
+    peer.scripted = {
+        "/v1/topologies": [(200, {"topologies": [{"name": name} for name in names]})],
+        "/v1/topologies/ends": [topology("ends", "h1"), (404, {"error": {"type": "NotAlive", "message": "gone"}})],
+        "/v1/topologies/ends/rebalance": [(404, {"error": {"type": "NotAlive", "message": "gone"}})],
+        "/v1/topologies/full": [topology("full", "h1", "h2")],
+        "/v1/topologies/full/rebalance": [(503, {"error": {"type": "Unavailable", "message": "needs 2 slots"}})],
+        "/v1/topologies/moves": [topology("moves", "h2", "h1"), topology("moves", "h1"), topology("moves", "h2")],
+        "/v1/topologies/moves/rebalance": [(200, {"run_id": "r1", "id": "moves-1-1", "name": "moves"})],
+        "/v1/topologies/other": [topology("other", "h2")],
+        "/v1/runs/r1": [(200, {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": []})],
+    }
+    with NimbusClient([peer.url]) as nimbus:
+        with pytest.raises(Unavailable, match=r"^not empty, h1 stay blacklisted.*runs on: full: needs 2 slots"):
+            drain_hosts(nimbus, ["h1"], timeout=10)
+        assert ("POST", "/v1/topologies/moves/rebalance") in peer.asked
+        assert ("POST", "/v1/topologies/other/rebalance") not in peer.asked
+        peer.scripted["/v1/topologies/moves"] = [topology("moves", "h1")]
+        with pytest.raises(Unavailable, match="moves: topology 'moves' is ACTIVE, waited for no worker on h1"):
+            drain_hosts(nimbus, ["h1"], timeout=0.5)
+        peer.scripted["/v1/topologies"] = [(200, {"topologies": [{"name": "other"}]})]
+        assert drain_hosts(nimbus, ["h1"]) == []
 
 
 def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:

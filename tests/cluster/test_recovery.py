@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -169,6 +171,37 @@ def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tm
     with pytest.raises(InvalidRequest):
         cluster.cli("blacklist", "add", "../x")
     cluster.cli("blacklist", "remove", "h2")
+
+
+def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
+    """A supervisor of another host beside those of the cluster; all that runs there moves, and nothing else."""
+    (like, *_) = daemons(cluster, "supervisor")
+    argv = ["s9" if word == like.id else word for word in psutil.Process(like.pid).cmdline()]
+    with contextlib.ExitStack() as bound:
+        probes = [bound.enter_context(socket.create_server(("127.0.0.2", 0))) for _ in range(5)]
+        http, *slots = (probe.getsockname()[1] for probe in probes)
+    extra = [f"supervisor.http.port={http}", f"supervisor.slots.ports={slots}", "storm.local.hostname=127.0.0.2"]
+    argv += [word for each in extra for word in ("-c", each)]
+    process = subprocess.Popen(argv, env=psutil.Process(like.pid).environ())
+    try:
+        eventually(lambda: "s9" in {one["id"] for one in cluster.cli("supervisors")["supervisors"]}, 30, "s9")
+        submit(cluster, "drained")
+        before = cluster.show("drained")
+        assert "127.0.0.2" in {worker["host"] for worker in before["workers"]}
+        planned = cluster.cli("blacklist", "add", "127.0.0.2", "--drain", "--dry-run")
+        assert planned["drained"] == ["drained"] and cluster.cli("blacklist", "list")["hosts"] == []
+        done = cluster.cli("blacklist", "add", "127.0.0.2", "--drain", "-w", "1")
+        assert (done["drained"], done["empty"], done["hosts"][0]["used"]) == (["drained"], True, 0)
+        after = cluster.show("drained")
+        assert "127.0.0.2" not in {worker["host"] for worker in after["workers"]}
+        assert all(task["status"] == "running" for task in after["tasks"])
+        stays = {slot: pid for slot, pid in pids(before).items() if not slot.startswith("s9:")}
+        assert stays.items() <= pids(after).items()
+        cluster.cli("blacklist", "remove", "127.0.0.2")
+        cluster.cli("kill", "drained", "-w", "0")
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 @pytest.mark.long  # forty of them, over Thrift, are in every run

@@ -17,6 +17,7 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
+from storm_dagster.model.records import encode_record
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
@@ -115,6 +116,49 @@ def test_the_blacklist_is_changed_by_two_at_once_and_nothing_is_lost(world: Worl
 def test_wrong_hosts_are_refused(world: World, host: Any) -> None:
     with pytest.raises(InvalidRequest):
         change_blacklist(world.context(), add=[host])
+
+
+def test_a_rebalance_moves_the_tasks_of_a_blacklisted_host_and_no_others(world: World) -> None:
+    topology_id = world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers(topology_id)
+    before = world.assignment().task_slots()
+    there = {task for task, slot in before.items() if slot[0] == "s1"}
+    assert there and len(there) < len(before)
+    change_blacklist(world.context(), add=["s1"])
+    report = rebalance(world.context(), "wc", wait_secs=0)
+    after = world.assignment().task_slots()
+    assert {node for node, _ in after.values()} == {"s2"}
+    assert report.moved == len(there) and {task for task in before if before[task] != after[task]} == there
+    # One whose supervisor is gone cannot be stopped: it stays while it lives.
+    change_blacklist(world.context(), add=["s2"], remove=["s1"])
+    world.run_workers(topology_id)
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    rebalance(world.context(), "wc", wait_secs=0)
+    assert world.assignment().task_slots() == after
+
+
+def test_others_keep_off_the_hosts_that_a_topology_is_isolated_on(world: World) -> None:
+    others = world.submit("before", conf={"topology.workers": 2})
+    world.run_workers(others)
+    for name in ("alone", "beside"):
+        world.run_workers(world.submit(name, conf={"isolation.scheduler.machines": ["s1"]}))
+    world.submit("after", conf={"topology.workers": 3})
+    nodes = {name: {worker.node for worker in world.assignment(name).workers} for name in ("alone", "beside", "after")}
+    assert nodes == {"alone": {"s1"}, "beside": {"s1"}, "after": {"s2"}}
+    # What was there before stays, as on a blacklisted host, until it is rebalanced; s2 has no slot for it now.
+    assert {worker.node for worker in world.assignment("before").workers} == {"s1", "s2"}
+    with pytest.raises(Unavailable, match=r"'before' needs 2 slots, 1 is free \(s2: 1\)"):
+        rebalance(world.context(), "before", wait_secs=0)
+    world.supervisor("s3")
+    rebalance(world.context(), "before", wait_secs=0)
+    assert "s1" not in {worker.node for worker in world.assignment("before").workers}
+    assert "s1" in {worker.node for worker in world.assignment("alone").workers}
+    # When it ends its hosts are free again.
+    for name in ("alone", "beside"):
+        base = world.named(name).base.model_copy(update={"isolation": ()})
+        world.cluster.state.set_data(paths.topology(world.named(name).id), encode_record(base))
+    world.submit("last", conf={"topology.workers": 5})
+    assert "s1" in {worker.node for worker in world.assignment("last").workers}
 
 
 def test_a_rebalance_with_every_host_blacklisted_changes_nothing_and_says_so(world: World) -> None:

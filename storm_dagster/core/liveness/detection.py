@@ -67,20 +67,6 @@ class LivenessResult:
     """Boot clock at which the next limit passes if nothing changes; ``None`` when none is running."""
 
 
-def unstopped_tasks(topology: TopologyView, offered: frozenset[str]) -> tuple[int, ...]:
-    """Tasks that still run although their supervisor is not offered (lost, silent or blacklisted): they stay."""
-    if topology.assignment is None:
-        return ()
-    return tuple(
-        sorted(
-            task
-            for worker in topology.assignment.workers
-            if worker.node not in offered and worker.slot in topology.live_workers
-            for task in worker.ids
-        )
-    )
-
-
 def observe(
     view: ClusterView,
     memory: LivenessMemory,
@@ -196,8 +182,8 @@ class _Round:
         used = self.view.used_ports()
         return sum(
             len({*info.ports} - used.get(supervisor_id, set()))
-            for supervisor_id, info in self.view.supervisors.items()
-            if supervisor_id not in self.silent and info.host not in self.view.blacklist
+            for supervisor_id, info in self.view.open_supervisors().items()
+            if supervisor_id not in self.silent
         )
 
     def is_restarting(self, worker: WorkerSlot) -> bool:

@@ -203,7 +203,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
                 f"(now {view.epoch}): materialize storm/topology_conf again"
             )
         _check_target(view, record)
-        if planned.assignments_version != view.assignments_version or not _fits(planned, record, view):
+        if planned.assignments_version != view.assignments_version or not _fits(planned, record, staged, view):
             planned = _plan(ctx, view, record, staged, runnable)
             replanned += 1
             _write_placement(ctx, token, planned)
@@ -234,10 +234,10 @@ def _already(record: StagingRecord, planned: StagedPlacement, present: TopologyV
     )
 
 
-def _fits(planned: StagedPlacement, record: StagingRecord, view: ClusterView) -> bool:
+def _fits(planned: StagedPlacement, record: StagingRecord, staged: StagedTasks, view: ClusterView) -> bool:
     """Whether every slot of the placement is still offered and free: supervisors come and go unversioned."""
     placing = [record.topology_id, *([record.replaces] if record.replaces else [])]
-    offered = offered_supervisors(view, placing=placing)
+    offered = offered_supervisors(view, placing=placing, isolation=staged.isolation)
     free = {(part.id, port) for part in offered for port in part.ports if port not in part.used}
     workers = planned.result.placement(record.name).workers
     return all((worker.node, worker.port) in free for worker in workers)
@@ -273,6 +273,7 @@ def _publish(
         workers=staged.workers,
         executors=staged.executors,
         token=token,
+        isolation=staged.isolation,
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
     changed = {topology_id: assignment, **({replaced.id: None} if replaced is not None else {})}

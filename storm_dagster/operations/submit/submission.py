@@ -322,6 +322,7 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
         table=number_tasks(whole, total),
         executors=wanted_executors(whole),
         workers=int(total["topology.workers"]),
+        isolation=tuple(total.get("isolation.scheduler.machines") or ()),
     )
     write_part(ctx, token, "tasks", staged)
     return TasksResult(
