@@ -122,6 +122,8 @@ class StormBase(Record):
     """Executors of each component: the parallelism that is wanted now."""
     token: str
     """The client token of the submission that made it."""
+    owner: str = ""
+    """``topology.submitter.user``, empty where nobody has to say who he is."""
     isolation: tuple[str, ...] = ()
     """``isolation.scheduler.machines``: hosts that other topologies get no new work on."""
 

@@ -124,6 +124,7 @@ class TopologySnapshot:
 
     id: str
     name: str
+    owner: str
     status: str
     uptime_secs: int
     components: Mapping[str, ComponentSnapshot]
@@ -209,6 +210,15 @@ class TopologySize:
         )
 
 
+def topologies_by_owner(view: ClusterView, owner: str | None = None) -> dict[str, list[TopologyView]]:
+    """Owner -> his topologies; those without one belong to ``""``. With ``owner`` only his."""
+    found: dict[str, list[TopologyView]] = {}
+    for topology in view.topologies.values():
+        if owner in (None, topology.base.owner):
+            found.setdefault(topology.base.owner, []).append(topology)
+    return dict(sorted(found.items()))
+
+
 def snapshot_topology(
     topology: TopologyView,
     report: Mapping[str, Any] | None = None,
@@ -240,6 +250,7 @@ def snapshot_topology(
     return TopologySnapshot(
         id=topology.id,
         name=topology.base.name,
+        owner=topology.base.owner,
         status=topology.base.status,
         uptime_secs=max(0, now_secs - topology.base.launch_time_secs),
         components=components,

@@ -20,7 +20,10 @@ from storm_dagster.nimbus.thrift.structures import changes_a_topology
 _audit = logging.getLogger("storm_dagster.audit")
 
 _LIST = frozenset(
-    {"getLeader", "getClusterInfo", "getTopologySummaries", "isTopologyNameAllowed", "getTopologyHistory"}
+    {
+        *("getLeader", "getClusterInfo", "getTopologySummaries", "isTopologyNameAllowed", "getTopologyHistory"),
+        "getOwnerResourceSummaries",
+    }
 )
 _SUBMISSIONS = frozenset({"submitTopology", "submitTopologyWithOpts"})
 _SUBMIT = _SUBMISSIONS | {"beginFileUpload", "uploadChunk", "finishFileUpload"}

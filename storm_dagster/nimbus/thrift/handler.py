@@ -35,7 +35,6 @@ REFUSED: Mapping[str, str] = {
     "setWorkerProfiler": "workers here are no JVMs: dump their stacks with the `workers` resource in Dagster",
     "uploadNewCredentials": "credentials are not kept: put them where the workers find them, and `storm-dagster restart`",
     "debug": "tuples are not sampled: set topology.debug with an update of the topology",
-    "getOwnerResourceSummaries": "topologies have no owners without users",
     "getSupervisorAssignments": _SUPERVISORS,
     "sendSupervisorWorkerHeartbeats": _SUPERVISORS,
     "sendSupervisorWorkerHeartbeat": _SUPERVISORS,
@@ -105,6 +104,7 @@ class NimbusHandler:
         self.getClusterInfo = summaries.cluster
         self.getLeader = summaries.leader
         self.getSupervisorPageInfo = pages.supervisor_page
+        self.getOwnerResourceSummaries = summaries.owners
         self.getTopologySummaries = lambda: summaries.topologies(self._reader.view())
         self.getTopologySummary = of(summaries.topology)
         self.getTopologySummaryByName = of(summaries.topology, self._by_name)
@@ -168,13 +168,10 @@ class NimbusHandler:
         self._act(name, "deactivate", {})
 
     def rebalance(self, name: str | None, options: Any) -> None:
-        """Rebalance: workers, executors and delay. What Storm 2.x may lay over conf and resources is refused."""
+        """Rebalance: workers, executors and delay. What Storm 2.x lays over conf and resources is refused by key."""
         document: dict[str, Any] = {}
         if options is not None:
-            if options.topology_resources_overrides or options.topology_conf_overrides not in (None, "", "{}"):
-                raise InvalidTopology(
-                    "a rebalance changes workers and executors, not conf or resources: update the topology for those"
-                )
+            _refuse_overrides(options)
             executors = options.num_executors or None
             document = {"wait_secs": _wait_secs(options), "workers": options.num_workers, "executors": executors}
         self._act(name, "rebalance", document)
@@ -305,6 +302,27 @@ def _only(found: TopologyView, asked: str | None) -> TopologyView:
     raise NotAlive(
         f"no topology {asked!r:.200} is alive under that id or name: {found.base.name!r} has the id {found.id!r}"
     )
+
+
+def _refuse_overrides(options: Any) -> None:
+    """:class:`InvalidTopology` names the keys of conf and the components with resources that a rebalance would change.
+
+    Storm's command line always sends both, mostly empty. Its conf holds the options of the client itself, which no
+    topology reads.
+    """
+    try:
+        conf = json.loads(options.topology_conf_overrides or "{}") or {}
+    except ValueError:
+        conf = None
+    if not isinstance(conf, dict):
+        raise InvalidTopology("topology_conf_overrides is no JSON object: send one, or leave it out")
+    wrong = [key for key in sorted(conf) if not key.startswith(("nimbus.", "storm."))]
+    given = (options.topology_resources_overrides or {}).items()
+    wrong += [f"the resources of {component}" for component, resources in sorted(given) if resources]
+    if wrong:
+        raise InvalidTopology(
+            f"a rebalance changes workers and executors, not {', '.join(wrong):.200}: update the topology for those"
+        )
 
 
 def _wait_secs(options: Any) -> int | None:

@@ -53,6 +53,7 @@ class Pages:
             component_debug={},
             storm_version=STORM_VERSION,
             sched_status=self._summaries.sched_status(topology),
+            owner=topology.base.owner,
             replication_count=self._summaries.topology(topology).replication_count,
             **resources(TopologySize.of(topology)),
         )
@@ -82,6 +83,7 @@ class Pages:
             id_to_spout_agg_stats=shown(snapshot.spouts),
             id_to_bolt_agg_stats=shown(snapshot.bolts),
             sched_status=summary.sched_status,
+            owner=summary.owner,
             topology_stats=_topology_stats(snapshot, include_sys),
             replication_count=summary.replication_count,
             workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],

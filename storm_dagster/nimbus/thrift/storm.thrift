@@ -134,6 +134,27 @@ struct KillOptions {
   1: optional i32 wait_secs
 }
 
+struct OwnerResourceSummary {
+  1: required string owner
+  2: optional i32 total_topologies
+  3: optional i32 total_executors
+  4: optional i32 total_workers
+  5: optional double memory_usage
+  6: optional double cpu_usage
+  7: optional double memory_guarantee
+  8: optional double cpu_guarantee
+  9: optional double memory_guarantee_remaining
+  10: optional double cpu_guarantee_remaining
+  11: optional i32 isolated_node_guarantee
+  12: optional i32 total_tasks
+  13: optional double requested_on_heap_memory
+  14: optional double requested_off_heap_memory
+  15: optional double requested_total_memory
+  16: optional double requested_cpu
+  17: optional double assigned_on_heap_memory
+  18: optional double assigned_off_heap_memory
+}
+
 struct RebalanceOptions {
   1: optional i32 wait_secs
   2: optional i32 num_workers
@@ -550,6 +571,7 @@ service Nimbus {
   // Reading: every nimbus answers.
   string getNimbusConf() throws (1: AuthorizationException aze)
   ClusterSummary getClusterInfo() throws (1: AuthorizationException aze)
+  list<OwnerResourceSummary> getOwnerResourceSummaries(1: string owner) throws (1: AuthorizationException aze)
   list<TopologySummary> getTopologySummaries() throws (1: AuthorizationException aze)
   TopologySummary getTopologySummaryByName(1: string name) throws (1: NotAliveException e, 2: AuthorizationException aze)
   TopologySummary getTopologySummary(1: string id) throws (1: NotAliveException e, 2: AuthorizationException aze)

@@ -11,7 +11,13 @@ from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, TopologySize, WorkerSnapshot, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import (
+    SupervisorSnapshot,
+    TopologySize,
+    WorkerSnapshot,
+    supervisors_of,
+    topologies_by_owner,
+)
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
@@ -110,9 +116,29 @@ class Summaries:
             storm_version=STORM_VERSION,
             topology_version=self.topology_version(topology),
             sched_status=self.sched_status(topology),
+            owner=topology.base.owner,
             replication_count=copies,
             **resources(size),
         )
+
+    def owners(self, owner: str | None) -> list[Any]:
+        """An OwnerResourceSummary for each owner, or of this one: what the workers of his topologies were given."""
+        rows: list[Any] = []
+        for name, topologies in topologies_by_owner(self._reader.view(), owner or None).items():
+            size = TopologySize.of(*topologies)
+            memory = ("memory_usage", "requested_on_heap_memory", "requested_total_memory", "assigned_on_heap_memory")
+            row = load_idl().OwnerResourceSummary(
+                owner=name,
+                total_topologies=len(topologies),
+                total_executors=size.executors,
+                total_workers=size.workers,
+                total_tasks=size.tasks,
+                **dict.fromkeys(memory, size.memory_mb),
+                **dict.fromkeys(("requested_off_heap_memory", "assigned_off_heap_memory"), 0.0),
+                **dict.fromkeys(("cpu_usage", "requested_cpu"), size.cpu),
+            )
+            rows.append(row)
+        return rows
 
     def sched_status(self, topology: TopologyView) -> str:
         """Description of the placement's outcome."""

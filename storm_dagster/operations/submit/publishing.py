@@ -273,6 +273,7 @@ def _publish(
         workers=staged.workers,
         executors=staged.executors,
         token=token,
+        owner=staged.owner,
         isolation=staged.isolation,
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))

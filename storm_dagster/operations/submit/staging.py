@@ -56,6 +56,7 @@ class StagedTasks(Record):
     table: TaskTable
     executors: dict[str, int]
     workers: int
+    owner: str = ""
     isolation: tuple[str, ...] = ()
 
 

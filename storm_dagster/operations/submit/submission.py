@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from storm_dagster.core.submission.conf import (
+    OWNER_KEY,
     SUBMITTED_KEYS,
     conf_differences,
     kept_conf,
@@ -322,6 +323,7 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
         table=number_tasks(whole, total),
         executors=wanted_executors(whole),
         workers=int(total["topology.workers"]),
+        owner=str(total.get(OWNER_KEY) or ""),
         isolation=tuple(total.get("isolation.scheduler.machines") or ()),
     )
     write_part(ctx, token, "tasks", staged)

@@ -11,11 +11,16 @@ from storm_dagster.model.masking import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encode_query, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, TopologySize, WorkerSnapshot, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import (
+    SupervisorSnapshot,
+    TopologySize,
+    WorkerSnapshot,
+    supervisors_of,
+    topologies_by_owner,
+)
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
-OWNER = ""
-"""Nobody owns a topology here: all that may reach the service are one owner, as in an unsecured Storm."""
+_GUARANTEES = ("memoryGuarantee", "cpuGuarantee", "isolatedNodes", "memoryGuaranteeRemaining", "cpuGuaranteeRemaining")
 
 
 class ClusterPages:
@@ -126,35 +131,21 @@ class ClusterPages:
         return {"topologies": rows, "schedulerDisplayResource": _displays_view(view)}
 
     def owners(self, owner: str | None = None) -> dict[str, Any]:
-        """What runs, by owner. Topologies have no owners here: there is one row, of all of them."""
+        """What runs, by owner; of one that owns nothing :class:`KeyNotFound`."""
         view = self._reader.view()
-        size = TopologySize.of(*view.topologies.values())
-        row = {
-            "owner": OWNER,
-            "totalTopologies": len(view.topologies),
-            "totalExecutors": size.executors,
-            "totalWorkers": size.workers,
-            "totalTasks": size.tasks,
-            "totalMemoryUsage": size.memory_mb,
-            "totalCpuUsage": size.cpu,
-            "memoryGuarantee": "N/A",
-            "cpuGuarantee": "N/A",
-            "isolatedNodes": "N/A",
-            "memoryGuaranteeRemaining": "N/A",
-            "cpuGuaranteeRemaining": "N/A",
-            "totalReqOnHeapMem": size.memory_mb,
-            "totalReqOffHeapMem": 0.0,
-            "totalReqMem": size.memory_mb,
-            "totalReqCpu": size.cpu,
-            "totalAssignedOnHeapMem": size.memory_mb,
-            "totalAssignedOffHeapMem": 0.0,
-        }
-        if owner is None:
-            return {
-                "owners": [row] if view.topologies else [],
-                "schedulerDisplayResource": _displays_view(view),
-            }
-        raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology: topologies have no owners here")
+        found = topologies_by_owner(view, owner)
+        if owner is not None and not found:
+            raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology")
+        rows: list[dict[str, Any]] = []
+        for name, topologies in found.items():
+            size = TopologySize.of(*topologies)
+            row = {"owner": name, "totalTopologies": len(topologies), "totalExecutors": size.executors}
+            row |= {"totalWorkers": size.workers, "totalTasks": size.tasks}
+            row |= dict.fromkeys(("totalMemoryUsage", "totalReqOnHeapMem", "totalReqMem"), size.memory_mb)
+            row |= dict.fromkeys(("totalCpuUsage", "totalReqCpu"), size.cpu)
+            row |= {"totalAssignedOnHeapMem": size.memory_mb, "totalReqOffHeapMem": 0.0, "totalAssignedOffHeapMem": 0.0}
+            rows.append(row | dict.fromkeys(_GUARANTEES, "N/A"))
+        return {"owners": rows, "schedulerDisplayResource": _displays_view(view)}
 
 
 def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
@@ -205,7 +196,7 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
         "id": one.id,
         "encodedId": encode_query(one.id),
         "name": one.base.name,
-        "owner": OWNER,
+        "owner": one.base.owner,
         "status": one.base.status,
         "uptime": pretty_secs(uptime),
         "uptimeSeconds": uptime,

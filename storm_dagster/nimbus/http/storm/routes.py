@@ -149,7 +149,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         _read(
             "/owner-resources/{owner}",
             cluster.owners,
-            "Resources of one owner: topologies have no owners here",
+            "Resources of one owner",
             schemas.OwnerSummary,
         ),
         _read("/topology/summary", cluster.topologies, "Topologies", schemas.TopologySummary),

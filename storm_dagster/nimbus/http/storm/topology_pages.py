@@ -8,7 +8,7 @@ from typing import Any
 
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
-from storm_dagster.nimbus.http.storm.cluster_pages import OWNER, given_resources, worker_row
+from storm_dagster.nimbus.http.storm.cluster_pages import given_resources, worker_row
 from storm_dagster.nimbus.http.storm.formats import (
     Links,
     encode_query,
@@ -57,7 +57,7 @@ class TopologyPages:
             "id": snapshot.id,
             "encodedId": encode_query(snapshot.id),
             "name": snapshot.name,
-            "owner": OWNER,
+            "owner": snapshot.owner,
             "user": None,
             "status": snapshot.status,
             "uptime": pretty_secs(snapshot.uptime_secs),
