@@ -124,7 +124,6 @@ class TopologySnapshot:
 
     id: str
     name: str
-    owner: str
     status: str
     uptime_secs: int
     components: Mapping[str, ComponentSnapshot]
@@ -250,7 +249,6 @@ def snapshot_topology(
     return TopologySnapshot(
         id=topology.id,
         name=topology.base.name,
-        owner=topology.base.owner,
         status=topology.base.status,
         uptime_secs=max(0, now_secs - topology.base.launch_time_secs),
         components=components,

@@ -6,12 +6,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
 from storm_dagster.model.masking import public_conf
 from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.member import Nimbus
@@ -45,7 +47,6 @@ REFUSED: Mapping[str, str] = {
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 _MARGIN_SECS = 1.0
 _POLL_SECS = 0.1
-_WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
 
 
 def _change(name: str, entry: Any) -> LevelChange | None:
@@ -78,6 +79,8 @@ class NimbusHandler:
         self._blobs = Blobs(nimbus, self._summaries, self._downloads, expiry_secs=expiry)
         self._name_pages(self._summaries, self._pages)
         self._name_blob_methods()
+        for verb in ("activate", "deactivate"):
+            setattr(self, verb, partial(self._act, verb=verb))
 
     def advance(self, now: float) -> None:
         """Expire idle transfers; called by the upkeep thread."""
@@ -159,14 +162,6 @@ class NimbusHandler:
 
     killTopologyWithOpts = killTopology
 
-    def activate(self, name: str | None) -> None:
-        """Activate."""
-        self._act(name, "activate", {})
-
-    def deactivate(self, name: str | None) -> None:
-        """Deactivate."""
-        self._act(name, "deactivate", {})
-
     def rebalance(self, name: str | None, options: Any) -> None:
         """Rebalance: workers, executors and delay. What Storm 2.x lays over conf and resources is refused by key."""
         document: dict[str, Any] = {}
@@ -176,7 +171,7 @@ class NimbusHandler:
             document = {"wait_secs": _wait_secs(options), "workers": options.num_workers, "executors": executors}
         self._act(name, "rebalance", document)
 
-    def _act(self, name: str | None, verb: str, document: dict[str, Any]) -> None:
+    def _act(self, name: str | None, verb: str, document: Mapping[str, Any] = {}) -> None:
         if not isinstance(name, str) or not name:
             raise NotAlive(f"no topology was named: give the name of the one to {verb}")
         deadline = time.monotonic() + ANSWER_SECS - 0.5
@@ -214,10 +209,10 @@ class NimbusHandler:
             time.sleep(_POLL_SECS)
 
     def _has_happened(self, topology_id: str, verb: str) -> bool:
-        base = self._nimbus.cluster.storm_base(topology_id)
+        base, until = self._nimbus.cluster.storm_base(topology_id), VERBS[verb].until
         if verb == "kill":
             return base is None or base.status == "KILLED"
-        return base is not None and verb in _WANTED and base.status == _WANTED[verb]
+        return base is not None and until == (base.status,)
 
     # -- reading -------------------------------------------------------------------------------------------
 

@@ -13,14 +13,13 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.requests.page_snapshot import (
     ComponentSnapshot,
     ExecutorSnapshot,
-    TopologySize,
     TopologySnapshot,
     supervisors_of,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, check_window, split_input
-from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
-from storm_dagster.nimbus.thrift.summaries import Summaries, i32, resources, worker_summary
+from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
 _ALL_ERRORS, _NO_ERRORS, _ONE_ERROR = 0, 1, 2
 _COUNTS = ("emitted", "transferred", "acked", "failed")
@@ -39,23 +38,15 @@ class Pages:
         snapshot = self._reader.snapshot(topology.id)
         choice = _ALL_ERRORS if errors is None else errors
         return idl.TopologyInfo(
-            id=snapshot.id,
-            name=snapshot.name,
-            uptime_secs=i32(snapshot.uptime_secs),
+            **_head(idl.TopologyInfo, self._summaries.topology(topology)),
             executors=[
                 _executor(one)
                 for part in snapshot.components.values()
                 for one in part.executors
                 if one.node is not None
             ],
-            status=snapshot.status,
             errors={component_id: _errors(part.errors, choice) for component_id, part in snapshot.components.items()},
             component_debug={},
-            storm_version=STORM_VERSION,
-            sched_status=self._summaries.sched_status(topology),
-            owner=topology.base.owner,
-            replication_count=self._summaries.topology(topology).replication_count,
-            **resources(TopologySize.of(topology)),
         )
 
     def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool) -> Any:
@@ -63,7 +54,6 @@ class Pages:
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
         window = check_window(window)
-        summary = self._summaries.topology(topology)
         now = int(time.time())
 
         def shown(parts: Iterable[ComponentSnapshot]) -> dict[str, Any]:
@@ -72,24 +62,12 @@ class Pages:
             }
 
         return idl.TopologyPageInfo(
-            id=snapshot.id,
-            name=snapshot.name,
-            uptime_secs=i32(snapshot.uptime_secs),
-            status=snapshot.status,
-            num_tasks=snapshot.tasks_total,
-            num_workers=snapshot.workers_total,
-            num_executors=snapshot.executors_total,
+            **_head(idl.TopologyPageInfo, self._summaries.topology(topology)),
             topology_conf=self._shown_conf(topology.id),
             id_to_spout_agg_stats=shown(snapshot.spouts),
             id_to_bolt_agg_stats=shown(snapshot.bolts),
-            sched_status=summary.sched_status,
-            owner=summary.owner,
             topology_stats=_topology_stats(snapshot, include_sys),
-            replication_count=summary.replication_count,
             workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],
-            storm_version=STORM_VERSION,
-            topology_version=summary.topology_version,
-            **resources(TopologySize.of(topology)),
         )
 
     def component_page(
@@ -158,6 +136,12 @@ class Pages:
             return self.conf_text(topology_id)
         except Unavailable:
             return "{}"  # This nimbus lacks the code; the rest of the page is known.
+
+
+def _head(kind: Any, summary: Any) -> dict[str, Any]:
+    """The fields of a TopologySummary that this structure has, too."""
+    names = {entry[1] for entry in kind.thrift_spec.values()}
+    return {name: value for name, value in vars(summary).items() if name in names}
 
 
 def _errors(errors: tuple[TaskError, ...], choice: int) -> list[Any]:

@@ -20,6 +20,8 @@ from storm_dagster.nimbus.requests.page_snapshot import (
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
+_MEMORY = ("requestedMemOnHeap", "requestedTotalMem", "assignedMemOnHeap", "assignedTotalMem")
+"""Columns of what the workers of a topology were given; nothing is asked for apart from that."""
 _GUARANTEES = ("memoryGuarantee", "cpuGuarantee", "isolatedNodes", "memoryGuaranteeRemaining", "cpuGuaranteeRemaining")
 
 
@@ -125,7 +127,7 @@ class ClusterPages:
         view = self._reader.view()
         held = self._reader.replication(view.topologies)
         rows = [
-            _topology_row(one, held.get(one.id, 0), self._nimbus.identity.version)
+            topology_row(one, held.get(one.id, 0), self._nimbus.identity.version)
             for one in sorted(view.topologies.values(), key=lambda one: (one.base.name, one.id))
         ]
         return {"topologies": rows, "schedulerDisplayResource": _displays_view(view)}
@@ -189,7 +191,8 @@ def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
     }
 
 
-def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str, Any]:
+def topology_row(one: TopologyView, replication: int, version: str) -> dict[str, Any]:
+    """A topology, as the list and its own page show it."""
     uptime = max(0, int(time.time()) - one.base.launch_time_secs)
     size = TopologySize.of(one)
     return {
@@ -205,22 +208,10 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
         "executorsTotal": size.executors,
         "replicationCount": replication,
         "schedulerInfo": None,
-        **given_resources(size.memory_mb, size.cpu),
+        **dict.fromkeys(("requestedMemOffHeap", "assignedMemOffHeap"), 0.0),
+        **dict.fromkeys(_MEMORY, size.memory_mb),
+        **dict.fromkeys(("requestedCpu", "assignedCpu"), size.cpu),
         "stormVersion": version,
-    }
-
-
-def given_resources(memory: float, cpu: float) -> dict[str, float]:
-    """Columns of what the workers of a topology were given; nothing is asked for apart from that."""
-    return {
-        "requestedMemOnHeap": memory,
-        "requestedMemOffHeap": 0.0,
-        "requestedTotalMem": memory,
-        "requestedCpu": cpu,
-        "assignedMemOnHeap": memory,
-        "assignedMemOffHeap": 0.0,
-        "assignedTotalMem": memory,
-        "assignedCpu": cpu,
     }
 
 

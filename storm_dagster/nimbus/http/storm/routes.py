@@ -159,8 +159,10 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
             "Hosts and ports of a topology's workers",
             schemas.TopologyWorkers,
         ),
-        _change("/topology/{id}/activate", lambda name: actions.act(name, "activate"), "Activate a topology"),
-        _change("/topology/{id}/deactivate", lambda name: actions.act(name, "deactivate"), "Deactivate a topology"),
+        *(
+            _change(f"/topology/{{id}}/{verb}", functools.partial(actions.act, verb=verb), f"{verb.title()} a topology")
+            for verb in ("activate", "deactivate")
+        ),
         _change("/topology/{id}/rebalance/{wait}", actions.rebalance, "Rebalance a topology", schemas.StormRebalance),
         _change("/topology/{id}/kill/{wait}", actions.kill, "Kill a topology"),
         *(

@@ -8,7 +8,7 @@ from typing import Any
 
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
-from storm_dagster.nimbus.http.storm.cluster_pages import given_resources, worker_row
+from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
 from storm_dagster.nimbus.http.storm.formats import (
     Links,
     encode_query,
@@ -21,6 +21,7 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, ExecutorSnapshot, TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, split_input
+from storm_dagster.operations.context import topology_by_name
 
 _NOTHING_ASKED = {"requestedMemOnHeap": 0.0, "requestedMemOffHeap": 0.0, "requestedCpu": 0.0}
 _COUNTS = ("emitted", "transferred", "acked", "failed")
@@ -47,27 +48,17 @@ class TopologyPages:
         runnable = self._reader.runnable(snapshot.id)
         conf = self._reader.shown_conf(snapshot.id)
         links = self._links()
-        memory = sum(worker.memory_mb for worker in snapshot.workers)
-        cpu = sum(worker.cpu for worker in snapshot.workers)
+        copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
+        topology = topology_by_name(self._reader.view(), snapshot.id)
+        head = topology_row(topology, copies, self._nimbus.identity.version)
 
         def row(part: ComponentSnapshot) -> dict[str, Any]:
             return _component_row(part, window, sys, snapshot.id, links)
 
         return {
-            "id": snapshot.id,
-            "encodedId": encode_query(snapshot.id),
-            "name": snapshot.name,
-            "owner": snapshot.owner,
+            **head,
             "user": None,
-            "status": snapshot.status,
-            "uptime": pretty_secs(snapshot.uptime_secs),
-            "uptimeSeconds": snapshot.uptime_secs,
-            "tasksTotal": snapshot.tasks_total,
-            "workersTotal": snapshot.workers_total,
-            "executorsTotal": snapshot.executors_total,
-            "schedulerInfo": None,
-            "schedulerDisplayResource": bool(memory or cpu),
-            **given_resources(memory, cpu),
+            "schedulerDisplayResource": bool(head["assignedMemOnHeap"] or head["assignedCpu"]),
             "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
             "window": window,
             "windowHint": window_hint(window),
@@ -78,8 +69,6 @@ class TopologyPages:
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
             "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
-            "replicationCount": self._reader.replication([snapshot.id]).get(snapshot.id, 0),
-            "stormVersion": self._nimbus.identity.version,
             "visualizationTable": [],
         }
 
