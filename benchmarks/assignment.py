@@ -28,7 +28,7 @@ from threading import Event, Thread
 
 import psutil
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
 from storm_dagster.operations.read.plan_file import parse_plans
 from storm_dagster.spark.pinned import FixedSessionIds

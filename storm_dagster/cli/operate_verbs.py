@@ -57,7 +57,7 @@ def _change_blacklist(
         listed = nimbus.post("/v1/blacklist", {action: list(hosts)})["hosts"]
         if drain:
             options = {"wait": invocation.wait, "wait_secs": wait_secs, "progress": steps.on_step}
-            more = {"drained": [change.name for change in drain_hosts(nimbus, hosts, **options)]}
+            more = {"drained": drain_hosts(nimbus, hosts, **options)}
             cluster = nimbus.get("/v1/cluster")
             more["empty"] = not any(one["used"] for one in cluster["supervisors"] if one["host"] in hosts)
     _hosts(invocation, cluster, listed, **more)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore

@@ -12,7 +12,7 @@ from typing import Any
 from storm_dagster.blobstore.store import BlobStore, ReplicatedStore
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.submission.conf import FORCED_SCHEDULER, total_conf
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import (

@@ -41,7 +41,7 @@ from pathlib import Path
 import dagster as dg
 
 from storm_dagster import build_storm_defs
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.resources.spark import SparkResource
 
 FOLDER = Path(__file__).parent

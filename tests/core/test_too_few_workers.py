@@ -13,7 +13,7 @@ from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS, Cause
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.reassignment import Runnable, assignment_of, causes_still_true, monitor_batch, same_workers
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 RUNS = r"""
 import functools, json, os, signal, sys, traceback
 import dagster as dg
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.resources import operating
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.resources.spark import SparkResource

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.plan_document import (
     PlanComponent,
     PlanDocument,

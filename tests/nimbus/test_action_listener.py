@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest

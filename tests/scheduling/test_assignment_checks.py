@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.scheduling.assignment_checks import (
     differ_node_faults,
     isolation_faults,
     move_faults,
     quota_faults,
 )
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch
 from storm_dagster.model.ranges import encode_ranges
 from storm_rigs.placement_clusters import generated_batch, small_topology

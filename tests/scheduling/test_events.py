@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import (
     PlacedWorker,
     PlacementBatch,

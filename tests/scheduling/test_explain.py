@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.scheduling.explain import Alternative, choice_of
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.model.placement_reasons import Reason, reason_of
 from storm_dagster.operations.read.explaining import choice_document, moves_document

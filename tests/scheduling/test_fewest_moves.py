@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch, TopologyToPlace
 from storm_rigs.placement_clusters import small_topology, supervisor
 

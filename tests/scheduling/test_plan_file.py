@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.operations.read.plan_file import Planner, parse_plans, result_document
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.reassignment import assignment_of
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import (
     PlacedWorker,
     PlacementBatch,

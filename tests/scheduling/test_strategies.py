@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.scheduling.balanced import Balanced
 from storm_dagster.core.scheduling.explain import choice_of
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.scheduling.slot_allocation import SlotAllocation
 from storm_dagster.core.scheduling.strategy import Strategy, strategy_of
 from storm_dagster.model.conf_schema import CONF_KEYS

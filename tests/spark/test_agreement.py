@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch
-from storm_dagster.spark.assignment import plan_many_with_spark, plan_with_spark
+from storm_dagster.spark.assignment.pipeline import plan_many_with_spark, plan_with_spark
 from storm_dagster.spark.session import forget_session, open_connect
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 from storm_rigs.placement_invariants import placement_faults

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Corrupt, Unavailable

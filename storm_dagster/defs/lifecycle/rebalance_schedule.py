@@ -15,7 +15,7 @@ import dagster as dg
 from storm_dagster.client.changes import change_topology
 from storm_dagster.core.balance import imbalance
 from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import STEADY
 from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.failures import step_errors

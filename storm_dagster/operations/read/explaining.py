@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from storm_dagster.core.reassignment import Runnable, current_topology, offered_supervisors, placed_workers
-from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.scheduling.explain import choice_of
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome
 from storm_dagster.model.view import ClusterView, TopologyView

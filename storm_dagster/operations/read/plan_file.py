@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from storm_dagster.core.scheduling import topology_to_place
+from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.core.submission.parallelism import normalize_topology, wanted_executors
 from storm_dagster.core.submission.system import with_system_components

@@ -28,7 +28,7 @@ from typing import Any
 import storm_dagster
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document

@@ -24,7 +24,7 @@ import httpx
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload_target
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import WorkerNode

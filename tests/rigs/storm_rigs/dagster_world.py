@@ -11,7 +11,7 @@ import dagster as dg
 import yaml
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model import paths

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.records import (

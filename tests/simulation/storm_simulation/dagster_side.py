@@ -14,7 +14,7 @@ import dagster as dg
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.detection import LivenessLimits
-from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.defs.healing.memory import REASSIGN_OP, HealingCursor
