@@ -192,8 +192,8 @@ def _kept_elsewhere(topology: TopologyView, offered: frozenset[str], dead: Colle
     Besides those that run, these are tasks of workers whose limit has not passed: silence is judged by the
     observer alone, never by the planner.
     """
-    workers = topology.assignment.workers if topology.assignment else ()
-    return tuple(sorted({task for worker in workers if worker.node not in offered for task in worker.ids} - {*dead}))
+    elsewhere = {task for worker in topology.workers if worker.node not in offered for task in worker.ids}
+    return tuple(sorted(elsewhere - {*dead}))
 
 
 def rebalance_batch(
@@ -215,7 +215,7 @@ def rebalance_batch(
     present, able = table.component_of().keys(), view.supervisors.keys() - {*avoid}
     unstopped = {
         task
-        for worker in (topology.assignment.workers if topology.assignment else ())
+        for worker in topology.workers
         if worker.node not in able and worker.slot in topology.live_workers
         for task in worker.ids
     }

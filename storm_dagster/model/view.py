@@ -65,10 +65,14 @@ class TopologyView:
         return self.assignment.code_dir if self.assignment is not None else self.id
 
     @property
+    def workers(self) -> tuple[WorkerSlot, ...]:
+        """Workers of the assignment; none without one."""
+        return self.assignment.workers if self.assignment is not None else ()
+
+    @property
     def missing_workers(self) -> tuple[WorkerSlot, ...]:
         """Workers of the assignment that do not live now."""
-        workers = self.assignment.workers if self.assignment is not None else ()
-        return tuple(worker for worker in workers if worker.slot not in self.live_workers)
+        return tuple(worker for worker in self.workers if worker.slot not in self.live_workers)
 
     @property
     def dead_tasks(self) -> frozenset[int]:
@@ -133,9 +137,7 @@ class ClusterView:
         """Supervisor id -> ports that assignments hold, those of the topology ids in ``without`` left out."""
         used: dict[str, set[int]] = {}
         for topology in self.topologies.values():
-            if topology.assignment is None or topology.id in without:
-                continue
-            for worker in topology.assignment.workers:
+            for worker in topology.workers if topology.id not in without else ():
                 used.setdefault(worker.node, set()).add(worker.port)
         for node, port in self.held_slots:
             used.setdefault(node, set()).add(port)

@@ -56,7 +56,7 @@ def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
 def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
     """Every assigned slot belongs to a supervisor that lives and offers it."""
     for topology in visible(snapshot.view):
-        for worker in topology.assignment.workers if topology.assignment else ():
+        for worker in topology.workers:
             supervisor = snapshot.view.supervisors.get(worker.node)
             if supervisor is None:
                 yield title(topology), f"supervisor {worker.node} of slot {worker.port} is gone"

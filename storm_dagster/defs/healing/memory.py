@@ -138,7 +138,7 @@ def restarts(
     tokens: dict[str, dict[str, str]] = {}
     for topology_id, topology in view.topologies.items():
         slots: dict[str, str] = {}
-        for worker in topology.assignment.workers if topology.assignment else ():
+        for worker in topology.workers:
             name = f"{worker.node}:{worker.port}"
             before = known.get(topology_id, {}).get(name)
             live = topology.live_workers.get(worker.slot)
@@ -168,11 +168,8 @@ _Seen = TypeVar("_Seen", Restart, Recovery)
 
 
 def _complete(topology: TopologyView) -> bool:
-    assignment = topology.assignment
-    if assignment is None:
-        return False
     running = {slot for slot, worker in topology.live_workers.items() if worker.status == "running"}
-    return all(worker.slot in running for worker in assignment.workers)
+    return topology.assignment is not None and all(worker.slot in running for worker in topology.workers)
 
 
 def recoveries(

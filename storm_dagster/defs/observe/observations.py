@@ -97,7 +97,7 @@ def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
     """(topology, host, port, status, tasks) of each worker."""
     rows: list[tuple[str, str, int, str, str]] = []
     for topology in view.topologies.values():
-        for worker in topology.assignment.workers if topology.assignment is not None else ():
+        for worker in topology.workers:
             live = topology.live_workers.get(worker.slot)
             status = live.status if live is not None else "dead"
             rows.append((topology.base.name, worker.host, worker.port, status, encode_ranges(worker.ids)))

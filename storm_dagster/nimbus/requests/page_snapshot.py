@@ -6,6 +6,7 @@ gives them (``snapshot(name)``) with everything filled in.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -228,8 +229,7 @@ def snapshot_topology(
     """A topology's snapshot; ``report`` is its master's answer, ``errors`` are (component, error), newest first."""
     table = topology.tasks or TaskTable(components={})
     reported_tasks: Mapping[str, Any] = (report or {}).get("tasks") or {}
-    workers = topology.assignment.workers if topology.assignment else ()
-    slots = {task: worker for worker in workers for task in worker.ids}
+    slots = {task: worker for worker in topology.workers for task in worker.ids}
     by_component: dict[str, list[TaskError]] = {}
     for component_id, error in errors:
         by_component.setdefault(component_id, []).append(error)
@@ -273,27 +273,17 @@ def workers_of(
     topology: TopologyView, report: Mapping[str, Any] | None = None, *, now_secs: int
 ) -> list[WorkerSnapshot]:
     """The workers of a topology in order of host and port."""
-    if topology.assignment is None:
-        return []
     table = topology.tasks or TaskTable(components={})
     component_of = table.component_of()
-    first_of = {
-        group[0]: component
-        for component, groups in executors_of(table, topology.base.executors).items()
-        for group in groups
-    }
+    first = {group[0] for groups in executors_of(table, topology.base.executors).values() for group in groups}
     reported_workers: Mapping[str, Any] = (report or {}).get("workers") or {}
     found: list[WorkerSnapshot] = []
-    for worker in sorted(topology.assignment.workers, key=lambda one: (one.host, one.port, one.node)):
+    for worker in sorted(topology.workers, key=lambda one: (one.host, one.port, one.node)):
         live = topology.live_workers.get(worker.slot)
         uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
         worker_report = reported_workers.get(f"{worker.node}:{worker.port}")
         if live is not None and worker_report is not None:
             uptime = int(worker_report.get("uptime_secs") or uptime)
-        counts: dict[str, int] = {}
-        for task in worker.ids:
-            component = component_of.get(task, "?")
-            counts[component] = counts.get(component, 0) + 1
         found.append(
             WorkerSnapshot(
                 topology_id=topology.id,
@@ -303,8 +293,8 @@ def workers_of(
                 port=worker.port,
                 pid=live.pid if live is not None else None,
                 uptime_secs=uptime,
-                executors=sum(1 for task in worker.ids if task in first_of),
-                tasks_by_component=counts,
+                executors=sum(1 for task in worker.ids if task in first),
+                tasks_by_component=Counter(component_of.get(task, "?") for task in worker.ids),
                 memory_mb=worker.memory_bytes / 2**20,
                 cpu=float(worker.cpu),
             )
@@ -316,12 +306,11 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
     """Every live supervisor in order of host and id; with ``workers`` also what runs on it."""
     used = view.used_ports()
     running: dict[str, list[WorkerSnapshot]] = {}
-    memory: dict[str, float] = {}
-    cpu: dict[str, float] = {}
+    memory, cpu = Counter[str](), Counter[str]()
     for topology in view.topologies.values():
-        for slot in topology.assignment.workers if topology.assignment else ():
-            memory[slot.node] = memory.get(slot.node, 0.0) + slot.memory_bytes / 2**20
-            cpu[slot.node] = cpu.get(slot.node, 0.0) + slot.cpu
+        for slot in topology.workers:
+            memory[slot.node] += slot.memory_bytes
+            cpu[slot.node] += slot.cpu
         if workers:
             for worker in workers_of(topology, now_secs=now_secs):
                 running.setdefault(worker.node, []).append(worker)
@@ -332,8 +321,8 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
             uptime_secs=max(0, now_secs - info.started),
             used=tuple(sorted(used.get(supervisor_id, ()))),
             blacklisted=info.host in view.blacklist,
-            used_memory_mb=memory.get(supervisor_id, 0.0),
-            used_cpu=cpu.get(supervisor_id, 0.0),
+            used_memory_mb=memory[supervisor_id] / 2**20,
+            used_cpu=float(cpu[supervisor_id]),
             workers=tuple(sorted(running.get(supervisor_id, ()), key=lambda one: (one.port, one.topology_id))),
         )
         for supervisor_id, info in sorted(view.supervisors.items(), key=lambda pair: (pair[1].host, pair[0]))

@@ -71,6 +71,5 @@ class WorkerLevels:
                 return who, None
             return who, dict(answer.get("levels") or {})
 
-        workers = topology.assignment.workers if topology.assignment else ()
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nimbus-levels") as pool:
-            return list(pool.map(ask, workers))
+            return list(pool.map(ask, topology.workers))

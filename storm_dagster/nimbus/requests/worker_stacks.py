@@ -19,7 +19,7 @@ def stacks_of_worker(topology: TopologyView, host: str, port: int, security: Sec
 
     :class:`KeyNotFound` when the topology has no worker there, :class:`Unavailable` when that does not run or answer.
     """
-    for worker in topology.assignment.workers if topology.assignment else ():
+    for worker in topology.workers:
         if (worker.host, worker.port) != (host, port):
             continue
         live = topology.live_workers.get(worker.slot)
@@ -34,7 +34,7 @@ def stacks_at(view: ClusterView, port: int, security: Security) -> str:
     """The stacks of every worker of the cluster on that port, as text; :class:`KeyNotFound` when there is none."""
     blocks: list[str] = []
     for topology in view.topologies.values():
-        for worker in topology.assignment.workers if topology.assignment else ():
+        for worker in topology.workers:
             if worker.port != port:
                 continue
             live = topology.live_workers.get(worker.slot)

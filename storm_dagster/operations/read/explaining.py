@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from storm_dagster.core.reassignment import Runnable, current_topology, offered_supervisors, placed_workers
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.reassignment import Runnable, current_topology, monitor_batch
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.model.placement import PlacementBatch, TopologyPlacement, TopologyToPlace
+from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome
 from storm_dagster.model.view import ClusterView, TopologyView
 
@@ -39,10 +40,10 @@ def explain_document(
     document["components"] = {str(number): name for number, name in sorted(components.items())}
     slots = topology.assignment.task_slots() if topology.assignment else {}
     document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
-    to_place = current_topology(view, topology, runnable, topology.tasks)
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
-    document["unassigned"], document["waiting"] = _slot_outlook(view, topology, to_place, lost)
+    document["unassigned"], document["waiting"] = _slot_outlook(view, topology, runnable, lost)
     if task is not None:
+        to_place = current_topology(view, topology, runnable, topology.tasks)
         document["choice"] = choice_document(to_place, stored, task)
     return document
 
@@ -52,8 +53,7 @@ def problems(view: ClusterView, topology: TopologyView, runnable: Runnable, down
     if topology.tasks is None or not down:
         return []
     components = topology.tasks.component_of()
-    to_place = current_topology(view, topology, runnable, topology.tasks)
-    without, waiting = _slot_outlook(view, topology, to_place, set(down) & components.keys())
+    without, waiting = _slot_outlook(view, topology, runnable, set(down) & components.keys())
     by_reason: dict[str, list[int]] = {}
     for task, reason in without.items():
         by_reason.setdefault(reason, []).append(int(task))
@@ -89,24 +89,18 @@ def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:
 
 
 def _slot_outlook(
-    view: ClusterView, topology: TopologyView, to_place: TopologyToPlace, lost: set[int]
+    view: ClusterView, topology: TopologyView, runnable: Runnable, lost: set[int]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Of the lost tasks: the reason without a slot, or the slot that each would get."""
-    if not lost:
+    if not lost or topology.tasks is None:
         return {}, {}
-    workers = topology.assignment.workers if topology.assignment else ()
-    dead = [worker for worker in workers if not lost.isdisjoint(worker.ids)]
-    supervisors = offered_supervisors(view, placing=[topology.id], withheld={worker.slot for worker in dead})
-    event = to_place.model_copy(
-        update={
-            "event": "monitor",
-            "old": placed_workers(topology.assignment),
-            "dead": tuple(sorted(task for worker in dead for task in worker.ids)),
-            "unstopped": (),
-        }
-    )
-    batch = PlacementBatch(supervisors=supervisors, topologies=(event,))
-    outcome = plan_placement(batch).placement(to_place.name)
+    name = topology.base.name
+    dead = [
+        Cause(topology.id, name, 0, "dead_worker", worker.node, worker.host, worker.port, worker.ids)
+        for worker in topology.workers
+        if not lost.isdisjoint(worker.ids)
+    ]
+    outcome = plan_placement(monitor_batch(view, topology, runnable, topology.tasks, dead)).placement(name)
     if outcome.status == "failed":
         return {str(task): outcome.error or "no reason was given" for task in sorted(lost)}, {}
     now = {task: f"{worker.node}:{worker.port}" for worker in outcome.workers for task in worker.tasks}

@@ -38,7 +38,7 @@ def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120)
             "name": topology.base.name,
             "status": topology.base.status,
             "uptime_secs": max(0, now_secs - topology.base.launch_time_secs),
-            "workers": len(topology.assignment.workers) if topology.assignment else 0,
+            "workers": len(topology.workers),
             "executors": sum(topology.base.executors.values()),
             "tasks": len(topology.tasks.component_of()) if topology.tasks else 0,
             "not_running": _not_running(view, topology, now_secs, launch_secs),
@@ -52,9 +52,7 @@ def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120)
 def _not_running(view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float) -> int:
     if topology.tasks is None or topology.base.status == "KILLED":
         return 0
-    slots = {
-        task: worker for worker in (topology.assignment.workers if topology.assignment else ()) for task in worker.ids
-    }
+    slots = {task: worker for worker in topology.workers for task in worker.ids}
     wanted = topology.tasks.component_of()
     if len(slots) == len(wanted) and {worker.slot for worker in slots.values()} <= topology.live_workers.keys():
         return len(topology.dead_tasks & wanted.keys())
@@ -85,7 +83,7 @@ class _Statuses:
         self._opened = {slot: frozenset(decode_ranges(n.tasks)) for slot, n in topology.live_workers.items()}
         starts = topology.assignment.start_secs() if topology.assignment else {}
         self._waiting: set[tuple[str, int]] = set()
-        for worker in topology.assignment.workers if topology.assignment else ():
+        for worker in topology.workers:
             supervisor = view.supervisors.get(worker.node)
             if supervisor is None:
                 continue
@@ -127,8 +125,7 @@ def show_document(
     topology = topology_by_name(view, name)
     reported_tasks: Mapping[str, Any] = (stats or {}).get("tasks") or {}
     reported_workers: Mapping[str, Any] = (stats or {}).get("workers") or {}
-    assignment = topology.assignment
-    slots = {task: worker for worker in (assignment.workers if assignment else ()) for task in worker.ids}
+    slots = {task: worker for worker in topology.workers for task in worker.ids}
     components = topology.tasks.component_of() if topology.tasks else {}
     statuses = _Statuses(view, topology, now_secs, launch_secs)
     tasks = [
@@ -153,22 +150,12 @@ def show_document(
                 reported_workers.get(f"{worker.node}:{worker.port}"),
                 now_secs,
             )
-            for worker in sorted(
-                assignment.workers if assignment else (), key=lambda worker: (worker.host, worker.slot)
-            )
+            for worker in sorted(topology.workers, key=lambda worker: (worker.host, worker.slot))
         ],
         "tasks": tasks,
         "components": _components_document(topology, tasks, reported_tasks),
         "errors": [
-            {
-                "component": component,
-                "task": error.task,
-                "host": error.host,
-                "port": error.port,
-                "time": error.time,
-                "error": error.error,
-                "count": error.count,
-            }
+            {"component": component, **error.model_dump(include={"task", "host", "port", "time", "error", "count"})}
             for component, error in errors
         ],
     }
@@ -220,20 +207,14 @@ def _components_document(
     Of the statistics counts are summed and latencies weighted by counts.
     """
     documents: dict[str, Any] = {}
-    by_component: dict[str, list[dict[str, Any]]] = {}
-    for task in tasks:
-        by_component.setdefault(task["component"], []).append(task["stats"])
+    rows = {task["id"]: task["stats"] for task in tasks}
     for component_id, part in (topology.tasks.components if topology.tasks else {}).items():
-        mine = by_component.get(component_id, [])
+        ids = part.ids
+        mine = [rows[task] for task in ids]
         stats: dict[str, float] = {name: sum(each[name] for each in mine) for name in _COUNTS}
-        for name, weight in (
-            ("execute_ms", "executed"),
-            ("process_ms", "executed"),
-            ("complete_ms", "acked"),
-        ):
+        for name, weight in (("execute_ms", "executed"), ("process_ms", "executed"), ("complete_ms", "acked")):
             total = sum(each[weight] for each in mine)
             stats[name] = round(sum(each[name] * each[weight] for each in mine) / total, 3) if total else 0
-        ids = part.ids
         documents[component_id] = {
             "type": part.type,
             "executors": topology.base.executors.get(component_id, len(ids)),
