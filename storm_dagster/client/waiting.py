@@ -106,12 +106,7 @@ def find_topology(nimbus: NimbusClient, name: str) -> dict[str, Any] | None:
 
 
 def wait_for_status(
-    nimbus: NimbusClient,
-    name: str,
-    done: Callable[[dict[str, Any] | None], bool],
-    *,
-    deadline: float,
-    what: str,
+    nimbus: NimbusClient, name: str, done: Callable[[dict[str, Any] | None], bool], *, deadline: float, what: str
 ) -> dict[str, Any] | None:
     """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable` else."""
     pause = 0.1

@@ -17,15 +17,7 @@ from storm_dagster.model.records import StormBase, TopologyStatus
 from storm_dagster.model.view import ClusterView
 
 Event = Literal[
-    "activate",
-    "deactivate",
-    "drain",
-    "kill",
-    "rebalance",
-    "finish_rebalance",
-    "upgrade",
-    "end_upgrade",
-    "rollback",
+    "activate", "deactivate", "drain", "kill", "rebalance", "finish_rebalance", "upgrade", "end_upgrade", "rollback"
 ]
 
 HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "REBALANCING", "UPGRADING", "ROLLBACK"})
@@ -44,12 +36,7 @@ _TABLE: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previou
         "rebalance": "REBALANCING",
         "upgrade": "UPGRADING",
     },
-    "INACTIVE": {
-        "activate": "ACTIVE",
-        "deactivate": "INACTIVE",
-        "kill": "KILLED",
-        "rebalance": "REBALANCING",
-    },
+    "INACTIVE": {"activate": "ACTIVE", "deactivate": "INACTIVE", "kill": "KILLED", "rebalance": "REBALANCING"},
     "KILLED": {"kill": "KILLED"},
     "REBALANCING": {"kill": "KILLED", "finish_rebalance": "previous"},
     "UPGRADING": {"kill": "KILLED", "end_upgrade": "ACTIVE", "rollback": "ROLLBACK"},

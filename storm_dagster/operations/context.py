@@ -15,14 +15,7 @@ from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.submission.conf import FORCED_SCHEDULER, total_conf
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    Corrupt,
-    InvalidRequest,
-    KeyNotFound,
-    NotAlive,
-    Unavailable,
-)
+from storm_dagster.model.errors import AlreadyAlive, Corrupt, InvalidRequest, KeyNotFound, NotAlive, Unavailable
 from storm_dagster.model.names import code_key, conf_key, topology_name_of
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology

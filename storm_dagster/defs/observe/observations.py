@@ -41,10 +41,7 @@ def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
             )
     return [
         DrawnSupervisor(
-            node,
-            hosts[node],
-            [slot for _, slot in sorted(members.items())],
-            gone=node not in view.supervisors,
+            node, hosts[node], [slot for _, slot in sorted(members.items())], gone=node not in view.supervisors
         )
         for node, members in sorted(slots.items(), key=lambda item: (hosts[item[0]], item[0]))
     ]

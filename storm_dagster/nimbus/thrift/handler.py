@@ -177,11 +177,7 @@ class NimbusHandler:
         deadline = time.monotonic() + ANSWER_SECS - 0.5
         answers: list[dict[str, Any]] = []
         try:
-            within(
-                deadline,
-                lambda: answers.append(self._lifecycle.act(name, verb, document)),
-                f"{verb} of {name!r}",
-            )
+            within(deadline, lambda: answers.append(self._lifecycle.act(name, verb, document)), f"{verb} of {name!r}")
         except Late:
             if verb == "rebalance":
                 raise

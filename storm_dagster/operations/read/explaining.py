@@ -142,12 +142,6 @@ def moves_document(
         if target and placement.worker_reasons.get(target):
             why = f"{why}; {target}: {placement.worker_reasons[target]}"
         rows.append(
-            {
-                "task": task,
-                "component": components.get(task, "?"),
-                "from": old.get(task),
-                "to": target,
-                "why": why,
-            }
+            {"task": task, "component": components.get(task, "?"), "from": old.get(task), "to": target, "why": why}
         )
     return rows

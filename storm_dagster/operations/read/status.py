@@ -12,16 +12,7 @@ from storm_dagster.operations.context import OperationsContext, topology_by_name
 
 TaskStatus = Literal["starting", "running", "dead", "unassigned"]
 
-STAT_NAMES = (
-    "emitted",
-    "transferred",
-    "executed",
-    "acked",
-    "failed",
-    "execute_ms",
-    "process_ms",
-    "complete_ms",
-)
+STAT_NAMES = ("emitted", "transferred", "executed", "acked", "failed", "execute_ms", "process_ms", "complete_ms")
 """All-time statistics of a task; the last three are latencies in milliseconds."""
 
 _COUNTS = STAT_NAMES[:5]
@@ -179,11 +170,7 @@ def _worker_document(
 
 
 def _task_document(
-    task: int,
-    component: str,
-    worker: WorkerSlot | None,
-    entry: Mapping[str, Any] | None,
-    status: TaskStatus,
+    task: int, component: str, worker: WorkerSlot | None, entry: Mapping[str, Any] | None, status: TaskStatus
 ) -> dict[str, Any]:
     alive = entry is not None and status in ("starting", "running")
     given: Mapping[str, Any] = (entry.get("stats") or {}) if entry is not None else {}

@@ -6,25 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from storm_dagster.core.reassignment import (
-    Runnable,
-    assignment_of,
-    new_batch,
-    offered_supervisors,
-    same_workers,
-)
+from storm_dagster.core.reassignment import Runnable, assignment_of, new_batch, offered_supervisors, same_workers
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.core.submission.tasks import topology_master_task
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
-from storm_dagster.model.errors import (
-    Conflict,
-    Fenced,
-    NotAlive,
-    StormDagsterError,
-    Unavailable,
-    error_from_document,
-)
+from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
@@ -64,11 +51,7 @@ def placement_error(name: str, placement: TopologyPlacement) -> StormDagsterErro
 
 
 def write_reasons(
-    ctx: OperationsContext,
-    topology_id: str,
-    result: PlacementResult,
-    name: str,
-    more: Mapping[str, Any] | None = None,
+    ctx: OperationsContext, topology_id: str, result: PlacementResult, name: str, more: Mapping[str, Any] | None = None
 ) -> None:
     """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it), and ``more``.
 
@@ -171,10 +154,7 @@ def _plan(
 
 
 def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacement) -> None:
-    document = {
-        "assignments_version": planned.assignments_version,
-        "result": planned.result.model_dump(mode="json"),
-    }
+    document = {"assignments_version": planned.assignments_version, "result": planned.result.model_dump(mode="json")}
     write_part(ctx, token, "placement", document)
 
 
@@ -260,10 +240,7 @@ def _publish(
     replaced = view.topologies.get(record.replaces) if record.replaces else None
     now = ctx.now_secs()
     assignment = assignment_of(
-        planned.result.placement(record.name),
-        topology_id=topology_id,
-        previous=None,
-        now_secs=now,
+        planned.result.placement(record.name), topology_id=topology_id, previous=None, now_secs=now
     ).model_copy(update={"code": code_hashes(ctx, topology_id)})
     base = StormBase(
         name=record.name,

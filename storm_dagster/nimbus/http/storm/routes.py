@@ -44,10 +44,7 @@ _IN_PATH = {
 _QUERY: dict[str, tuple[Parameter, Callable[[str | None], Any]]] = {
     "supervisor_id": (Parameter("id", str, "Supervisor id"), lambda text: text),
     "host": (Parameter("host", str, "Host; ignored with an id"), lambda text: text),
-    "window": (
-        Parameter("window", str, "600, 10800, 86400 or :all-time (default, also for any other)"),
-        check_window,
-    ),
+    "window": (Parameter("window", str, "600, 10800, 86400 or :all-time (default, also for any other)"), check_window),
     "sys": (
         Parameter("sys", str, "1 or true: with the system's components and streams"),
         lambda text: text in ("1", "true"),
@@ -146,12 +143,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         _read("/nimbus/summary", cluster.nimbuses, "Nimbuses", schemas.NimbusSummary),
         _read("/history/summary", cluster.history, "Ids of running topologies", schemas.HistorySummary),
         _read("/owner-resources", cluster.owners, "Resources by owner", schemas.OwnerSummary),
-        _read(
-            "/owner-resources/{owner}",
-            cluster.owners,
-            "Resources of one owner",
-            schemas.OwnerSummary,
-        ),
+        _read("/owner-resources/{owner}", cluster.owners, "Resources of one owner", schemas.OwnerSummary),
         _read("/topology/summary", cluster.topologies, "Topologies", schemas.TopologySummary),
         _read(
             "/topology-workers/{id}",
