@@ -45,8 +45,10 @@ def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], *
 def _change_blacklist(
     invocation: Invocation, hosts: tuple[str, ...], action: str, drain: bool = False, wait_secs: int | None = None
 ) -> None:
+    if wait_secs is not None and not drain:
+        raise InvalidRequest("-w is the silence before tasks move, and none do: give --drain as well")
     more: dict[str, Any] = {}
-    with invocation.nimbus() as nimbus, Steps(f"drain {', '.join(hosts)}", quiet=invocation.json) as steps:
+    with invocation.nimbus() as nimbus, Steps(f"blacklist {action}", quiet=invocation.json) as steps:
         cluster = nimbus.get("/v1/cluster")
         if invocation.dry_run:
             listed = set(nimbus.get("/v1/blacklist")["hosts"])

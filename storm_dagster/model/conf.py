@@ -87,6 +87,9 @@ def validate_conf(
             if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
                 ignored.setdefault(f"a Java class cannot be used, {CONF_KEYS[key].default!r} is", []).append(key)
                 continue
+            if key == "isolation.scheduler.machines" and isinstance(value, Mapping) and not submitted:
+                ignored.setdefault("numbers of machines choose no hosts: list hosts in a topology's conf", []).append(key)
+                continue
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)
             wrong = check_value(key, value)

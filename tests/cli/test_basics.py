@@ -347,7 +347,15 @@ def test_common_options_stand_before_or_after_a_verb_of_a_thing(args: list[str])
     assert "'../x'" in failed(run_cli(*args), 2, "InvalidRequest")
 
 
-@pytest.mark.parametrize("args", [["blob", "--json"], ["blacklist", "add", "--json"], ["blob", "nosuch", "--json"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["blob", "--json"],
+        ["blacklist", "add", "--json"],
+        ["blob", "nosuch", "--json"],
+        ["blacklist", "add", "h1", "-w", "1", "--json"],
+    ],
+)
 def test_a_verb_of_a_thing_that_is_wrong_says_so(args: list[str]) -> None:
     failed(run_cli(*args), 2, "InvalidRequest")
 

@@ -19,7 +19,7 @@ from storm_dagster.model.conf import (
     validate_conf,
 )
 from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, Kind, check_value
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 
 def test_every_default_is_valid_and_every_key_says_what_it_is() -> None:
@@ -127,6 +127,7 @@ topology.scheduler.strategy: org.apache.storm.scheduler.resource.strategies.sche
 multitenant.scheduler.user.pools: {evans: 10}
 blacklist.scheduler.tolerance.time.secs: 300
 resource.aware.scheduler.priority.strategy: org.apache.storm.scheduler.resource.strategies.priority.Default
+isolation.scheduler.machines: {wc: 2}
 topology.kryo.register: []
 topology.component.cpu.pcore.percent: 10.0
 zmq.threads: 1
@@ -138,11 +139,15 @@ def test_a_conf_written_for_storm_loads_and_says_what_means_nothing(tmp_path: Pa
     conf = load_cluster_conf(tmp_path)
     assert conf["storm.zookeeper.servers"] == ["zk1", "zk2"] and conf["supervisor.slots.ports"] == [6700, 6701]
     assert (conf["supervisor.memory.capacity.mb"], conf["supervisor.cpu.capacity"]) == (4096, 400)
-    for key in ("storm.cluster.state.store", "nimbus.blobstore.class", "topology.scheduler.strategy"):
+    other = ("nimbus.blobstore.class", "topology.scheduler.strategy", "isolation.scheduler.machines")
+    for key in ("storm.cluster.state.store", *other):
         assert conf[key] == default_conf()[key]
     warnings = "\n".join(conf.warnings)
-    for key in yaml.safe_load(STORM_YAML):
-        assert (key in warnings) == (key not in CONF_KEYS or "org.apache" in str(yaml.safe_load(STORM_YAML)[key])), key
+    for key, value in yaml.safe_load(STORM_YAML).items():
+        ignored = key not in CONF_KEYS or "org.apache" in str(value) or isinstance(value, dict)
+        assert (key in warnings) == ignored, key
+    with pytest.raises(InvalidTopology, match="must be a list of strings"):
+        validate_conf({"isolation.scheduler.machines": {"wc": 2}}, source="topology", submitted=True)
     # One sentence for each reason, not for each key.
     assert len(conf.warnings) == len(set(conf.warnings)) < 15
 
