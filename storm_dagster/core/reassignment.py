@@ -167,10 +167,7 @@ def monitor_batch(
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
     dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
     # A cause names whole workers, but the assignment decides: a slot in it goes as a whole.
-    if topology.assignment is not None:
-        for worker in topology.assignment.workers:
-            if worker.slot in withheld:
-                dead.update(worker.ids)
+    dead.update(task for worker in topology.workers if worker.slot in withheld for task in worker.ids)
     offered = frozenset(supervisor.id for supervisor in supervisors)
     base = topology.base
     to_place = _to_place_again(

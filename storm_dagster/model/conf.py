@@ -88,7 +88,9 @@ def validate_conf(
                 ignored.setdefault(f"a Java class cannot be used, {CONF_KEYS[key].default!r} is", []).append(key)
                 continue
             if key == "isolation.scheduler.machines" and isinstance(value, Mapping) and not submitted:
-                ignored.setdefault("numbers of machines choose no hosts: list hosts in a topology's conf", []).append(key)
+                ignored.setdefault("numbers of machines choose no hosts: list hosts in a topology's conf", []).append(
+                    key
+                )
                 continue
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)

@@ -36,9 +36,7 @@ def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
     """No slot is given to two topologies."""
     owners: dict[tuple[str, int], str] = {}
     for topology in snapshot.view.topologies.values():
-        if topology.assignment is None:
-            continue
-        counts = Counter(worker.slot for worker in topology.assignment.workers)
+        counts = Counter(worker.slot for worker in topology.workers)
         for (node, port), count in sorted(counts.items()):
             other = owners.setdefault((node, port), topology.id)
             if other != topology.id:

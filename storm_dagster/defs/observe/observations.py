@@ -31,10 +31,8 @@ def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     }
     hosts = {supervisor_id: info.host for supervisor_id, info in view.supervisors.items()}
     for topology in view.topologies.values():
-        if topology.assignment is None:
-            continue
         components = topology.tasks.component_of() if topology.tasks is not None else {}
-        for worker in topology.assignment.workers:
+        for worker in topology.workers:
             hosts.setdefault(worker.node, worker.host)
             slots.setdefault(worker.node, {})[worker.port] = DrawnSlot(
                 worker.port, topology.base.name, component_counts(worker.ids, components)
@@ -133,7 +131,7 @@ def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey = TOPO
         (
             topology.base.name,
             topology.base.status,
-            len(topology.assignment.workers) if topology.assignment is not None else 0,
+            len(topology.workers),
             len(topology.tasks.component_of()) if topology.tasks is not None else 0,
         )
         for topology in sorted(view.topologies.values(), key=lambda item: item.base.name)

@@ -73,7 +73,7 @@ def problems(view: ClusterView, topology: TopologyView, runnable: Runnable, down
 
 def local_state_problems(topology: TopologyView, home: StateHome) -> list[str]:
     """A sentence, if workers run on several hosts and keep state that stays there."""
-    hosts = {worker.host for worker in topology.assignment.workers} if topology.assignment else set()
+    hosts = {worker.host for worker in topology.workers}
     local = [host for host in home.local if host in hosts]
     if len(hosts) < 2 or not local:
         return []
