@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from storm_dagster.api.joins import Join, JoinBolt
     from storm_dagster.api.shell import ShellBolt, ShellSpout
     from storm_dagster.api.spark import SparkBolt, SparkSpout
+    from storm_dagster.api.spark_query import SparkQuery
     from storm_dagster.api.specs import Spec
     from storm_dagster.api.spouts import ReliableSpout, Spout
     from storm_dagster.api.state import TaskState
@@ -37,6 +38,7 @@ _PUBLIC = {
         "joins": "Join JoinBolt",
         "shell": "ShellBolt ShellSpout",
         "spark": "SparkBolt SparkSpout",
+        "spark_query": "SparkQuery",
         "specs": "Spec",
         "spouts": "ReliableSpout Spout",
         "state": "TaskState",
@@ -62,6 +64,7 @@ __all__ = [
     "ShellBolt",
     "ShellSpout",
     "SparkBolt",
+    "SparkQuery",
     "SparkSpout",
     "Spec",
     "Spout",

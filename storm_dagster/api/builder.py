@@ -160,7 +160,12 @@ def build_spec(specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any
         raise InvalidTopology(f"{title} has no spout: add one, only spouts produce tuples")
     spouts: dict[str, ComponentSpec] = {}
     bolts: dict[str, ComponentSpec] = {}
+    owners: dict[Any, str] = {}
     for component_id, spec in specs.items():
+        if (place := spec.checkpoint()) is not None and owners.setdefault(place, component_id) != component_id:
+            raise InvalidTopology(
+                f"spouts {owners[place]!r} and {component_id!r} have one checkpoint, {place}: give each its own"
+            )
         (spouts if spec.kind == "spout" else bolts)[component_id] = spec.to_component(names)
     topology = TopologySpec(name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config"))
     for component_id, part in bolts.items():

@@ -68,6 +68,8 @@ class Collector(Protocol):
 
     def metric(self, name: str, value: Any) -> None: ...
 
+    def count_batch(self, rows: int, nanos: int) -> None: ...
+
 
 class Component:
     """Base of :class:`Spout` and :class:`Bolt`; not used directly."""
@@ -122,6 +124,12 @@ class Component:
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """Conf that the class requires, from the arguments of a spec; subclasses may extend it."""
         return {}
+
+    @classmethod
+    def check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Outputs) -> None:
+        """Check the arguments of a spec when the topology is built; subclasses may extend it.
+
+        Raises :class:`InvalidTopology`, whose text begins with ``owner``: kind and id of the component."""
 
     @classmethod
     def _checked_kind(cls) -> str:

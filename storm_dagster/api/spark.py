@@ -7,23 +7,25 @@ no Spark runs inside a worker. The assignment places only the task that drives S
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from storm_dagster.api.spark_bolt import SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark_checkpoint import CheckpointOwner
+from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss, is_taken, query_error
+from storm_dagster.api.spark_progress import QueryProgress, metrics_of
 from storm_dagster.api.spark_session import (
-    ErrorsOnce,
     archive_of,
+    check_function,
     drop_worker_session,
-    is_session_loss,
-    missing_connector,
     resolve_function,
     worker_session,
 )
 from storm_dagster.api.spouts import Spout
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import Conflict, InvalidTopology
 
 __all__ = ["SparkBolt", "SparkSpout"]
 
@@ -33,6 +35,10 @@ _ANNOUNCE_SECS = 1.0
 """How often the other tasks send their address to the owner of the query."""
 _FORGET_SECS = 60.0
 """A task without an announcement for that long gets no rows."""
+_POLL_SECS = 1.0
+"""How often the owner asks Spark about the query."""
+_MOST_PAUSE_SECS = 60.0
+"""Longest pause before the query starts again, and the pause of a task that has lost its checkpoint."""
 
 
 class SparkSpout(Spout):
@@ -46,13 +52,17 @@ class SparkSpout(Spout):
     memory, and after a crash of the worker Spark repeats the batch from the checkpoint: at least once.
     The task with the lowest id owns the query, because Structured Streaming allows one query per checkpoint. The rows
     of a micro-batch go to all tasks of the component, in any worker, as Arrow chunks of at most ``chunk_rows`` rows;
-    Spark commits when every task has acked its rows.
+    Spark commits when every task has acked its rows. The checkpoint belongs to this component; a second owner is refused,
+    by name. The query's metrics are those of :func:`~storm_dagster.api.spark_progress.metrics_of`.
 
     Raises :class:`InvalidTopology` when the function is missing or returns something else.
     """
 
     blocking = True
     _takes_peer_messages: ClassVar[bool] = True
+    _owns_checkpoint: ClassVar[bool] = True
+    _function_args: ClassVar[tuple[str, ...]] = ("source",)
+    """The arguments that name functions."""
 
     def __init__(
         self,
@@ -71,6 +81,8 @@ class SparkSpout(Spout):
         self.trigger = trigger
         self.chunk_rows = chunk_rows
         self._endpoint: BatchEndpoint | None = None
+        self._emits = True
+        """Whether rows of the query become tuples."""
         self._query: Any = None
         self._session: Any = None
         self._retry_at = 0.0
@@ -79,6 +91,16 @@ class SparkSpout(Spout):
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> (host, port, time of its announcement)."""
         self._errors = ErrorsOnce(self)
+        self._progress = QueryProgress()
+
+    @classmethod
+    def check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
+        """See ``Component.check_arguments``."""
+        for name in cls._function_args:
+            if args.get(name) is not None:
+                check_function(args[name], owner)
+        if not args.get("checkpoint"):
+            raise InvalidTopology(f"{owner} has no checkpoint: give a folder or URL that the Spark server can write")
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Resolve the function and listen for batches; the first ``next_tuple`` starts the query."""
@@ -86,10 +108,13 @@ class SparkSpout(Spout):
         self._archive = archive_of(context)
         self._owner_task = min(context.component_tasks(context.component))
         self._owner = context.task_id == self._owner_task
-        self._where = f"component {context.component!r}, task {context.task_id}"
+        self._what = f"component {context.component!r}, task {context.task_id}: {self.source}"
+        self._checkpoint_owner = CheckpointOwner(self.checkpoint, context)
+        self._function = resolve_function(self.source)
+        if not self._emits:
+            return
         if not self.columns:
             self.columns = tuple(context.output_fields())
-        self._function = resolve_function(self.source)
         self._endpoint = BatchEndpoint(context.host, chunk_rows=self.chunk_rows)
         if self._owner:
             self._endpoint.others = self._peer_addresses
@@ -97,11 +122,10 @@ class SparkSpout(Spout):
     def next_tuple(self) -> None:
         """Emit the next row; without one, start or check the query."""
         endpoint = self._endpoint
-        assert endpoint is not None
         if not self._owner:
             self._announce_address()
-        row = endpoint.take()
-        if row is not None:
+        row = endpoint.take() if endpoint is not None else None
+        if endpoint is not None and row is not None:
             row_id, values = row
             try:
                 self.emit(values, tup_id=row_id)
@@ -156,69 +180,87 @@ class SparkSpout(Spout):
         """Stop the query; an open batch is repeated by its next run."""
         if self._endpoint is not None:
             self._endpoint.close()
-        if self._query is not None:
+        self._stop_query()
+
+    def _stop_query(self) -> None:
+        query, self._query = self._query, None
+        if query is not None:
             try:
-                self._query.stop()
+                query.stop()
             except Exception as error:
                 _log.info("the query of %s did not stop cleanly: %s", self.source, error)
 
     def _keep_query(self) -> None:
-        """Start the query, and restart it with back-off when it ended."""
+        """Start the query, report its progress, and restart it with back-off when it ended."""
         now = time.monotonic()
         if now < self._retry_at:
             return
-        self._retry_at = now + 1.0
+        self._retry_at = now + _POLL_SECS
         try:
             if self._query is not None:
-                if self._query.isActive:
-                    if self._endpoint is not None and self._endpoint.batches_done:
-                        self._pause = 1.0
-                        self._errors.clear()
+                active = self._query.isActive
+                self._report_progress()
+                if active:
                     return
-                ended = self._query.exception()
-                self._query = None
+                ended, self._query = self._query.exception(), None
+                if ended is None or is_taken(ended):
+                    # Spark stops the older of two runs of one checkpoint.
+                    self._checkpoint_owner.check(self._session)
                 if ended is not None:
                     raise ended
             self._query = self._start_query()
         except Exception as error:
             self._query = None
+            version = getattr(self._session, "version", "")
             if is_session_loss(error):
                 drop_worker_session(self._conf, self._session)
-            self._back_off(now)
+            else:
+                error = query_error(error, self._what, self.checkpoint, version)
+            self._back_off(now, _MOST_PAUSE_SECS if isinstance(error, Conflict) else 0.0)
             self._errors.report(error)
 
-    def _back_off(self, now: float) -> None:
-        self._retry_at = now + self._pause
-        self._pause = min(self._pause * 2, 60.0)
+    def _report_progress(self) -> None:
+        """Report the batches that have ended, and count them as a success."""
+        for report in self._progress.batches_since(self._query):
+            metrics = {**metrics_of(report), "batches": self._progress.batches}
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    self.report_metric(name, value)
+            if "addBatch" in report["durationMs"]:
+                self._pause = 1.0
+                self._errors.clear()
+                if not self._emits:
+                    self._bound().count_batch(int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6))
+
+    def _back_off(self, now: float, least: float) -> None:
+        self._retry_at = now + max(self._pause, least)
+        self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
 
     def _start_query(self) -> Any:
+        session = self._session = worker_session(self._conf, self._archive)
+        frame = self._function(session, **self.source_args)
+        # Over Connect Spark resolves the source only for a request.
+        if not getattr(frame, "isStreaming", False):
+            raise InvalidTopology(
+                f"{self._what} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
+            )
+        writer = self._writer(frame)
+        # Nothing is written before the query is known to be one.
+        self._checkpoint_owner.take(session)
+        return self._run(writer.option("checkpointLocation", self.checkpoint).trigger(processingTime=self.trigger))
+
+    def _run(self, writer: Any) -> Any:
+        return writer.start()
+
+    def _writer(self, frame: Any) -> Any:
+        """The ``DataStreamWriter`` with the sink: here, the tasks of this component."""
         endpoint = self._endpoint
         assert endpoint is not None
-        endpoint.batches_done = 0
-        session = self._session = worker_session(self._conf, self._archive)
-        try:
-            frame = self._function(session, **self.source_args)
-            # Over Connect Spark resolves the source only for a request.
-            streaming = getattr(frame, "isStreaming", False)
-        except Exception as error:
-            missing = missing_connector(error, session.version)
-            if missing is None:
-                raise
-            raise InvalidTopology(f"{self._where}: {self.source}: {missing}") from error
-        if not streaming:
-            raise InvalidTopology(
-                f"{self._where}: {self.source} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
-            )
         missing = [name for name in self.columns if name not in frame.columns]
         if missing:
             raise InvalidTopology(
-                f"{self._where}: {self.source} returns columns {list(frame.columns)}, the spout declares {list(self.columns)}: "
+                f"{self._what} returns columns {list(frame.columns)}, the spout declares {list(self.columns)}: "
                 f"add {missing} to the DataFrame or remove them from outputs"
             )
         deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, self.columns, self.chunk_rows)
-        return (
-            frame.writeStream.option("checkpointLocation", self.checkpoint)
-            .trigger(processingTime=self.trigger)
-            .foreachBatch(deliver)
-            .start()
-        )
+        return frame.writeStream.foreachBatch(deliver)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark_bridge import rows_of
+from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss
 from storm_dagster.api.spark_session import (
-    ErrorsOnce,
     archive_of,
+    check_function,
     drop_worker_session,
-    is_session_loss,
     resolve_function,
     worker_session,
 )
@@ -83,6 +83,11 @@ class SparkBolt(Bolt):
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """Conf of a tick every ``batch_secs``, so that the last tuples of a quiet stream are processed."""
         return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
+
+    @classmethod
+    def check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
+        """See ``Component.check_arguments``."""
+        check_function(args.get("function"), owner)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Resolve the function; the first batch creates the session."""

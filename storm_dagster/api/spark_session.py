@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -29,11 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
-    "ErrorsOnce",
     "archive_of",
+    "check_function",
     "drop_worker_session",
-    "is_session_loss",
-    "missing_connector",
     "resolve_function",
     "spark_target",
     "worker_session",
@@ -44,21 +41,6 @@ _RELEASE_SECS = 1.0
 """How long an exiting process waits for the server to release its session."""
 _lock = threading.RLock()
 _sessions: dict[tuple[str, str], Any] = {}
-
-# Error messages of a lost server or an expired session. Over Connect they are strings in exceptions of several
-# classes, grpc's among them.
-_SESSION_LOSS = (
-    "SESSION_CLOSED",
-    "SESSION_NOT_FOUND",
-    "SESSION_CHANGED",
-    "INVALID_HANDLE",
-    "UNAVAILABLE",
-    "Connection refused",
-    "Socket closed",
-    "failed to connect",
-    "SparkContext was shut down",
-    "stopped SparkContext",
-)
 
 
 def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
@@ -112,52 +94,10 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None) -> None:
             _log.info("the lost Spark session did not stop cleanly: %s", error)
 
 
-class ErrorsOnce:
-    """Report of repeated errors, once until the next success."""
-
-    def __init__(self, component: Any) -> None:
-        self._component = component
-        self._reported: set[str] = set()
-
-    def report(self, error: BaseException) -> None:
-        """Report the error, unless one with the same first line was reported since the last success."""
-        key = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        if key in self._reported:
-            return
-        # Spark's messages may contain a number that changes each time.
-        if len(self._reported) < 20:
-            self._reported.add(key)
-        self._component.raise_exception(error)
-
-    def clear(self) -> None:
-        """Note a success: later errors are reported again."""
-        self._reported.clear()
-
-
 def archive_of(context: Any) -> Path | None:
     """The topology's packed archive on this host, beside the unpacked one, or ``None`` in a harness."""
     unpacked = getattr(context, "archive", None)
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
-
-
-def is_session_loss(error: BaseException) -> bool:
-    """Whether the error means that the session or its server is gone, so that a new session is needed."""
-    text = f"{type(error).__name__}: {error}"
-    return any(mark in text for mark in _SESSION_LOSS)
-
-
-def missing_connector(error: BaseException, version: str) -> str | None:
-    """The remedy, if the error is that Spark lacks a data source; else ``None``."""
-    found = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
-    if found is None:
-        return None
-    name = found[1]
-    package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}" if name == "kafka" else "GROUP:ARTIFACT:VERSION"
-    return (
-        f"Spark has no data source {name!r}: add its connector where Spark starts, spark.jars.packages: {package} "
-        "(in storm.yaml for the embedded server, in topology.spark.conf with spark.master, spark-submit --packages for a "
-        "server of your own), or register a Python data source in the source function"
-    )
 
 
 def resolve_function(reference: str) -> Any:
@@ -178,12 +118,24 @@ def resolve_function(reference: str) -> Any:
     return target
 
 
+def check_function(reference: Any, owner: str) -> None:
+    """Raise :class:`InvalidTopology` if ``reference`` names no function, as far as its module can be imported here."""
+    try:
+        resolve_function(str(reference))
+    except InvalidTopology as error:
+        # A module may need what only the workers have.
+        if not isinstance(error.__context__, ImportError):
+            raise InvalidTopology(f"{owner}: {error.message}") from None
+
+
 def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
     with needs("a Spark component"):
         from pyspark.sql import SparkSession
 
     kind, url = target
-    extra = {str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()}
+    # The owner of a query asks for its last reports every second, a hundred unless this is set.
+    extra = {"spark.sql.streaming.numRecentProgressUpdates": "20"}
+    extra |= {str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()}
     # Inherited from a parent process, this would override the conf.
     os.environ.pop("SPARK_REMOTE", None)
     try:

@@ -12,60 +12,15 @@ import psutil
 import pytest
 
 from storm_dagster.api import SparkBolt, SparkSpout, Tuple
-from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.spark_session import drop_worker_session, spark_target, worker_session
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.spark_component import start, take
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TASKS = {1: "keywords", 2: "totals", 3: "lines"}
-
-
-class Recorder:
-    """Keeps what a component sends out."""
-
-    def __init__(self) -> None:
-        self.emitted: list[tuple[Any, list[Any]]] = []
-        self.acked: list[Tuple] = []
-        self.failed: list[Tuple] = []
-        self.errors: list[BaseException] = []
-        self.metrics: dict[str, Any] = {}
-        self.told: list[tuple[int, list[Any]]] = []
-
-    def emit(
-        self,
-        tup: Any,
-        stream: str | None,
-        anchors: Any,
-        direct_task: int | None,
-        need_task_ids: bool,
-        tup_id: Any,
-    ) -> None:
-        self.emitted.append((tup_id, list(tup)))
-
-    def ack(self, tup: Tuple) -> None:
-        self.acked.append(tup)
-
-    def ack_all(self, tups: Any) -> None:
-        self.acked += tups
-
-    def fail(self, tup: Tuple, reason: Any = None) -> None:
-        self.failed.append(tup)
-
-    def error(self, error: BaseException, tup: Any = None) -> None:
-        self.errors.append(error)
-
-    def metric(self, name: str, value: Any) -> None:
-        self.metrics[name] = value
-
-    def joint(self, tups: Any) -> Tuple:
-        return Tuple(0, "", "", 0, ())
-
-    def send_to_peer(self, task: int, values: Any) -> None:
-        self.told.append((task, list(values)))
 
 
 @pytest.fixture(scope="module")
@@ -94,39 +49,8 @@ def lines(tmp_path: Path) -> Path:
     return folder
 
 
-def start(cls: type, component: str, args: Mapping[str, Any], spec: TopologySpec, conf: Mapping[str, Any]) -> Any:
-    """A component as a worker starts it, with a recorder for a collector."""
-    made = cls(**args)
-    made._collector = Recorder()
-    task = next(number for number, name in TASKS.items() if name == component)
-    made.context = TopologyContext(
-        topology_id="keywords-1-1", spec=spec, tasks=TASKS, task_id=task, component=component, conf=conf
-    )
-    made.conf = conf
-    made.initialize(conf, made.context)
-    return made
-
-
 def spec_of(example: Any, lines: Path, out: Path) -> TopologySpec:
     return example.pipeline(str(out), pattern=str(lines)).build()
-
-
-def take(spout: Any, rows: int, timeout: float = 60.0) -> list[tuple[Any, list[Any]]]:
-    """The next rows that the spout emits."""
-    emitted = spout._collector.emitted
-
-    def enough() -> bool:
-        while len(emitted) < rows:
-            before = len(emitted)
-            spout.next_tuple()
-            if len(emitted) == before:
-                return False
-        return True
-
-    eventually(enough, timeout, f"{rows} rows of Spark", interval=0.02)
-    found = emitted[:rows]
-    del emitted[:rows]
-    return found
 
 
 def java_children() -> set[int]:
@@ -334,7 +258,9 @@ def bolt_of(function: str, conf: Mapping[str, Any], **args: Any) -> Any:
 
     builder = TopologyBuilder("bad")
     builder.set_spout("lines", "spark_pipeline:Lines", outputs=["word", "n"])
-    builder.set_bolt("totals", SparkBolt, inputs="lines", args={"function": function}, outputs=["word", "n"])
+    builder.set_bolt(
+        "totals", SparkBolt, inputs="lines", args={"function": f"{__name__}:{function}"}, outputs=["word", "n"]
+    )
     args = {"function": f"{__name__}:{function}", "batch_tuples": 2, **args}
     return start(SparkBolt, "totals", args, builder.build(), conf)
 

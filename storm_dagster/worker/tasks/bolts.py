@@ -367,6 +367,10 @@ class BaseCollector:
         pair = metric_value(name, value)
         self._runner.call_in_loop(lambda: self._runner.metric(*pair))
 
+    def count_batch(self, rows: int, nanos: int) -> None:
+        """See ``TaskStats.count_batch``."""
+        self._runner.call_in_loop(lambda: self._runner.stats.count_batch(rows, nanos))
+
 
 class BoltCollector(BaseCollector):
     """Collector of a component on the loop."""

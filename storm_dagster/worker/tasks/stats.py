@@ -47,6 +47,8 @@ class TaskStats:
         """Number of tuples in ``execute_ns``."""
         self.complete_ns: int = 0
         self.completed: int = 0
+        self.written: int = 0
+        """Rows that a query has written outside of the topology: they count as emitted on the default stream."""
         self.executed_by: dict[str, int] = {}
         self.latencies: Latencies = {}
         """What is in the sums of nanoseconds; the buckets of ``process`` are those of ``execute``."""
@@ -82,13 +84,19 @@ class TaskStats:
         self.completed += 1
         self._count("complete", stream, nanos, 1)
 
+    def count_batch(self, rows: int, nanos: int) -> None:
+        """Count a batch of a query as rows emitted and acked; its duration is one sample of the complete latency."""
+        self.written += rows
+        self.acked += rows
+        self.time_tree(nanos, "default")
+
     def _count(self, kind: str, key: str, nanos: float, number: int) -> None:
         buckets = self.latencies.setdefault(kind, {}).setdefault(key, {})
         bucket = bucket_of(nanos)
         buckets[bucket] = buckets.get(bucket, 0) + number
 
     def _counters(self) -> _Counters:
-        emitted = transferred = 0
+        emitted, transferred = self.written, 0
         for route in self.routes.values():
             emitted += route.emitted
             transferred += route.transferred
@@ -152,8 +160,9 @@ class TaskStats:
 
     def by_stream(self) -> _Streams:
         """Emitted and transferred by stream, executed by ``component:stream`` of the input."""
+        written = {"default": self.written} if self.written else {}
         return {
-            "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted},
+            "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted} | written,
             "transferred": {name: route.transferred for name, route in self.routes.items() if route.transferred},
             "executed": {name: number for name, number in self.executed_by.items() if number},
         }
