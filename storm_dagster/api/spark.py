@@ -37,6 +37,8 @@ _FORGET_SECS = 60.0
 """A task without an announcement for that long gets no rows."""
 _POLL_SECS = 1.0
 """How often the owner asks Spark about the query."""
+_CHECK_SECS = 30.0
+"""How often the owner of a query that goes on makes sure that it still is."""
 _MOST_PAUSE_SECS = 60.0
 """Longest pause before the query starts again, and the pause of a task that has lost its checkpoint."""
 
@@ -63,6 +65,8 @@ class SparkSpout(Spout):
     _owns_checkpoint: ClassVar[bool] = True
     _function_args: ClassVar[tuple[str, ...]] = ("source",)
     """The arguments that name functions."""
+    _shares_session: ClassVar[bool] = False
+    """Whether the tasks of the topology share a session, in which the query goes on without its owner."""
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class SparkSpout(Spout):
         self._query: Any = None
         self._session: Any = None
         self._retry_at = 0.0
+        self._check_at = 0.0
         self._pause = 1.0
         self._announce_at = 0.0
         self._others: dict[int, tuple[str, int, float]] = {}
@@ -110,6 +115,10 @@ class SparkSpout(Spout):
         self._owner = context.task_id == self._owner_task
         self._what = f"component {context.component!r}, task {context.task_id}: {self.source}"
         self._checkpoint_owner = CheckpointOwner(self.checkpoint, context)
+        self._query_name = f"{context.topology_name}/{context.component}"
+        # The folder of the code has the name of its version.
+        code = self._archive.parent.name if self._archive is not None else context.topology_id
+        self._code = code if self._shares_session else ""
         self._function = resolve_function(self.source)
         if not self._emits:
             return
@@ -186,7 +195,8 @@ class SparkSpout(Spout):
         query, self._query = self._query, None
         if query is not None:
             try:
-                query.stop()
+                if not self._checkpoint_owner.is_passed_on(self._session):
+                    query.stop()
             except Exception as error:
                 _log.info("the query of %s did not stop cleanly: %s", self.source, error)
 
@@ -200,6 +210,9 @@ class SparkSpout(Spout):
             if self._query is not None:
                 active = self._query.isActive
                 self._report_progress()
+                if active and now >= self._check_at:
+                    self._check_at = now + _CHECK_SECS
+                    self._checkpoint_owner.check(self._session)
                 if active:
                     return
                 ended, self._query = self._query.exception(), None
@@ -209,11 +222,14 @@ class SparkSpout(Spout):
                 if ended is not None:
                     raise ended
             self._query = self._start_query()
+            self._check_at = now + _CHECK_SECS
         except Exception as error:
+            if isinstance(error, Conflict):
+                self._stop_query()
             self._query = None
             version = getattr(self._session, "version", "")
             if is_session_loss(error):
-                drop_worker_session(self._conf, self._session)
+                drop_worker_session(self._conf, self._session, self._code)
             else:
                 error = query_error(error, self._what, self.checkpoint, version)
             self._back_off(now, _MOST_PAUSE_SECS if isinstance(error, Conflict) else 0.0)
@@ -237,17 +253,30 @@ class SparkSpout(Spout):
         self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
 
     def _start_query(self) -> Any:
-        session = self._session = worker_session(self._conf, self._archive)
+        session = self._session = worker_session(self._conf, self._archive, self._code)
+        running = [query for query in session.streams.active if query.name == self._query_name]
+        if running and not self._emits:
+            self._checkpoint_owner.take(session)
+            _log.info("%s goes on: run %s", self._what, running[0].runId)
+            self._progress.skip(running[0])
+            return running[0]
+        writer = self._writer(self._frame(session))
+        # Nothing is written before the query is known to be one.
+        self._checkpoint_owner.take(session)
+        for query in running:
+            # Its rows go to a task that is gone.
+            query.stop()
+        writer = writer.queryName(self._query_name).option("checkpointLocation", self.checkpoint)
+        return self._run(writer.trigger(processingTime=self.trigger))
+
+    def _frame(self, session: Any) -> Any:
         frame = self._function(session, **self.source_args)
         # Over Connect Spark resolves the source only for a request.
         if not getattr(frame, "isStreaming", False):
             raise InvalidTopology(
                 f"{self._what} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
             )
-        writer = self._writer(frame)
-        # Nothing is written before the query is known to be one.
-        self._checkpoint_owner.take(session)
-        return self._run(writer.option("checkpointLocation", self.checkpoint).trigger(processingTime=self.trigger))
+        return frame
 
     def _run(self, writer: Any) -> Any:
         return writer.start()

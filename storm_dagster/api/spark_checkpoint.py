@@ -45,6 +45,7 @@ class CheckpointOwner:
         if found is not None and found["epoch"] > self._epoch:
             raise self._lost_to(found)
         mine = {"name": self._name, "epoch": self._epoch, "token": self._token, "worker": self._worker}
+        mine["session"] = _session_id(session)
         frame = session.createDataFrame([(json.dumps(mine),)], "value string")
         frame.coalesce(1).write.mode("overwrite").text(self._place)
 
@@ -53,6 +54,12 @@ class CheckpointOwner:
         found = self._read(session)
         if found is not None and found["token"] != self._token:
             raise self._lost_to(found)
+
+    def is_passed_on(self, session: SparkSession) -> bool:
+        """Whether another task has taken over the query that this one runs in the session they share."""
+        found = self._read(session)
+        shared = _session_id(session)
+        return bool(shared and found and found["token"] != self._token and found.get("session") == shared)
 
     def _lost_to(self, found: dict[str, Any]) -> Conflict:
         return Conflict(
@@ -72,3 +79,8 @@ class CheckpointOwner:
             return found if isinstance(found, dict) and {"name", "epoch", "token", "worker"} <= found.keys() else None
         except ValueError:
             return None
+
+
+def _session_id(session: SparkSession) -> str:
+    # A classic session ends with its worker, and has none.
+    return str(getattr(session, "session_id", ""))

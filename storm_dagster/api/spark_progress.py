@@ -18,6 +18,12 @@ class QueryProgress:
         self._newest: tuple[str, int] = ("", -1)
         self.batches: int = 0
 
+    def skip(self, query: Any) -> None:
+        """Count no batch that ended before; those of a query that another task started are in its statistics."""
+        before = self.batches
+        for _ in self.batches_since(query):
+            self.batches = before
+
     def batches_since(self, query: Any) -> Iterator[dict[str, Any]]:
         """Spark's reports of the batches that have ended since the last call, oldest first; of an idle query the last."""
         reports = [json.loads(each.json) for each in query.recentProgress]

@@ -36,6 +36,7 @@ class SparkQuery(SparkSpout):
     """
 
     _function_args: ClassVar[tuple[str, ...]] = ("query", "each_batch")
+    _shares_session: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.host import needs
-from storm_dagster.model.spark_artifacts import add_python_archive
+from storm_dagster.model.spark_artifacts import add_python_archive, query_session_id, remote_with_session
 from storm_dagster.model.spark_token import with_spark_token
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _RELEASE_SECS = 1.0
 """How long an exiting process waits for the server to release its session."""
+_MOST_CLOSED = 1_000
+"""Closed sessions of one code that are passed over."""
 _lock = threading.RLock()
-_sessions: dict[tuple[str, str], Any] = {}
+_sessions: dict[tuple[str, str, str], Any] = {}
 
 
 def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
@@ -59,33 +61,34 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def worker_session(conf: Mapping[str, Any], archive: Path | None = None) -> SparkSession:
+def worker_session(conf: Mapping[str, Any], archive: Path | None = None, code: str = "") -> SparkSession:
     """The session of this process for that conf, created at first use; :class:`Unavailable` if Spark is not reachable.
 
-    ``archive`` is the topology's archive; a session gets it once.
+    ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the topology's code, all
+    workers share a Connect session that outlives them, so that one finds the queries that another one started.
     """
     target = spark_target(conf)
     with _lock:
-        session = _sessions.get(target)
+        session = _sessions.get((*target, code))
         if session is None:
-            session = _connect(target, conf)
+            session = _connect(target, conf, code)
             if archive is not None and archive.is_file():
                 _add_archive(session, target, archive)
-            _sessions[target] = session
+            _sessions[(*target, code)] = session
         return session
 
 
-def drop_worker_session(conf: Mapping[str, Any], lost: Any = None) -> None:
-    """Drop the lost session of that conf: the next use creates a new one.
+def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "") -> None:
+    """Drop the lost session of that conf and code: the next use creates a new one.
 
     With ``lost``, only if it is still the current one: another component may have replaced it. The new session gets a
     new id, because a stopped Connect session id is refused forever.
     """
     target = spark_target(conf)
     with _lock:
-        if lost is not None and _sessions.get(target) is not lost:
+        if lost is not None and _sessions.get((*target, code)) is not lost:
             return
-        session = _sessions.pop(target, None)
+        session = _sessions.pop((*target, code), None)
     if session is not None:
         try:
             # Stopping a Connect session would retry for long if its server is gone; the server drops an idle session.
@@ -128,7 +131,7 @@ def check_function(reference: Any, owner: str) -> None:
             raise InvalidTopology(f"{owner}: {error.message}") from None
 
 
-def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
+def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -> Any:
     with needs("a Spark component"):
         from pyspark.sql import SparkSession
 
@@ -140,22 +143,13 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
-            from pyspark.sql.connect.client.retries import DefaultPolicy
-
             _check_listening(url)
-            separator = "" if url.rstrip().endswith(";") else (";" if "/;" in url else "/;")
-            own = f"{url}{separator}session_id={uuid.uuid4()}"
-            builder = SparkSession.builder.remote(with_spark_token(own))
-            for key, value in extra.items():
-                builder = builder.config(key, value)
-            session = builder.create()
-            # Otherwise a call to a lost server is retried for ten minutes.
-            session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
-            # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed clients; hooks run
-            # in reverse order of registration.
-            atexit.register(_release, session, url)
-            session.range(1).count()
-            return session
+            for number in range(_MOST_CLOSED):
+                try:
+                    return _attach(url, query_session_id(code, number) if code else str(uuid.uuid4()), extra, not code)
+                except Exception as error:
+                    if not code or "SESSION_CLOSED" not in str(error):
+                        raise
         # Inherited too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
@@ -168,6 +162,27 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
             f"Spark at {url} does not answer ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
             "start it, or set topology.spark.remote / spark.master to one that runs"
         ) from error
+
+
+def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> Any:
+    """The Connect session of that id, created if there is none; with ``own`` it ends with this process."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    builder = SparkSession.builder.remote(with_spark_token(remote_with_session(url, session_id)))
+    for key, value in extra.items():
+        builder = builder.config(key, value)
+    session: Any = builder.create()
+    # Otherwise a call to a lost server is retried for ten minutes.
+    session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+    # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed clients; hooks run in reverse
+    # order of registration.
+    if own:
+        atexit.register(_release, session, url)
+    else:
+        atexit.register(session.client.close)
+    session.range(1).count()
+    return session
 
 
 def _release(session: Any, url: str) -> None:

@@ -83,15 +83,3 @@ def pinned_id(ids: SessionIds, *, gone: str | None = None) -> str:
         if ids.replace(fresh, kept[1] if kept is not None else None):
             return fresh
     raise Conflict("the id of the pinned Spark session changed ten times in a row: try again")
-
-
-def remote_with_session(remote: str, session_id: str, user: str = "storm") -> str:
-    """The Spark Connect URL that attaches to the session; a URL that names one itself is left as it is."""
-    if ";session_id=" in remote:
-        return remote
-    base, slash, parameters = remote.partition("/;")
-    named = [part for part in parameters.split(";") if part] if slash else []
-    named.append(f"session_id={session_id}")
-    if not any(part.startswith("user_id=") for part in named):
-        named.append(f"user_id={user}")
-    return f"{base.rstrip('/')}/;{';'.join(named)}"

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.spark_artifacts import add_python_archive
+from storm_dagster.model.spark_artifacts import add_python_archive, remote_with_session
 from storm_dagster.model.spark_token import derived_spark_token, with_spark_token
 from storm_dagster.spark.pinned import (
     ClusterSessionIds,
     FixedSessionIds,
     SessionIds,
     pinned_id,
-    remote_with_session,
 )
 from storm_dagster.spark.session import (
     as_unavailable,

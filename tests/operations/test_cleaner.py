@@ -145,3 +145,15 @@ def test_backups_of_assignments_are_bounded(world: World, monkeypatch: pytest.Mo
     assert kept() == {"a", "b", "c", "d"}, "the newest three, and that of a topology that lives"
     world.time += 86_400 * 30 - 7200
     assert kept() == {"a", "c", "d"}, "thirty days old"
+
+
+@pytest.mark.zookeeper
+def test_a_spark_that_does_not_answer_keeps_no_topology(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    args = {"query": "m:f", "checkpoint": "/c", "path": "/p"}
+    query = {"object": {"python": "storm_dagster.api.spark_query:SparkQuery", "args": args}}
+    topology_id = world.submit(
+        "wc", topology={"spouts": {"q": query}, "bolts": {}}, conf={"topology.spark.remote": "sc://127.0.0.1:1"}
+    )
+    lifecycle.kill(world.context(), "wc", 0)
+    assert world.blobs.keys(topology_id) == []
+    assert f"queries of {topology_id} on Spark may still run: " in caplog.text

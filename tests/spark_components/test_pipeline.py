@@ -213,7 +213,7 @@ print(worker_session({conf!r}).session_id)
 """
     ended = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
     session_id = ended.stdout.decode().strip()
-    again = SparkSession.builder.remote(f"{conf['spark.remote']}/;session_id={session_id}").create()
+    again = SparkSession.builder.remote(f"{conf['spark.remote']}/;session_id={session_id};user_id=storm").create()
     with pytest.raises(PySparkException, match="SESSION_CLOSED"):
         again.range(1).count()
     again.client.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
 import sys
 import time
 import zipfile
@@ -17,11 +19,17 @@ from storm_dagster.api import SparkQuery, SparkSpout, TopologyBuilder
 from storm_dagster.api.spark_errors import query_error
 from storm_dagster.api.spark_progress import metrics_of
 from storm_dagster.api.spark_session import drop_worker_session, worker_session
+from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.names import code_key, conf_key
+from storm_dagster.model.spark_artifacts import query_session_id
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME, task_windows
+from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.testing import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.spark_component import start
+from storm_rigs.world import World
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -72,8 +80,8 @@ NUMBERS = itertools.count()
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The unpacked archive of a topology, beside the packed one."""
-    folder = tmp_path_factory.mktemp("query")
-    (folder / "code").mkdir()
+    folder = tmp_path_factory.mktemp("query") / "query-1-1"
+    (folder / "code").mkdir(parents=True)
     (folder / "code" / "query_code.py").write_text(CODE)
     with zipfile.ZipFile(folder / "stormjar.jar", "w") as packed:
         packed.write(folder / "code" / "query_code.py", "query_code.py")
@@ -83,10 +91,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def conf(spark_server: Any) -> Iterator[dict[str, Any]]:
-    conf = {"spark.remote": spark_server.remote}
-    yield conf
-    drop_worker_session(conf)
+def conf(spark_server: Any) -> dict[str, Any]:
+    return {"spark.remote": spark_server.remote, "topology.spark.conf": {"spark.sql.shuffle.partitions": 1}}
 
 
 @pytest.fixture
@@ -199,7 +205,10 @@ def test_a_table_of_spark_takes_the_rows(make: Callable[..., Any], tmp_path: Pat
     query = make("lines", table="query_rows")
     write(tmp_path / "in", "one", "two")
     run_until(query, lambda: query._collector.written == [2], "the rows")
-    assert sorted(row[0] for row in worker_session(conf).table("query_rows").collect()) == ["one", "two"]
+    assert sorted(row[0] for row in worker_session(conf, code=query._code).table("query_rows").collect()) == [
+        "one",
+        "two",
+    ]
 
 
 def test_rows_are_counted_and_timed_as_the_statistics_show_them(
@@ -231,15 +240,17 @@ def test_rows_are_counted_and_timed_as_the_statistics_show_them(
         assert not harness.errors
 
 
-def test_of_two_owners_the_older_one_stops_and_names_the_other(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_of_two_owners_the_older_one_loses_and_names_the_other(make: Callable[..., Any], tmp_path: Path) -> None:
     first = make("lines", path=str(tmp_path / "out"), version=1)
     write(tmp_path / "in", "one")
     run_until(first, lambda: first._collector.written == [1], "the first row")
     second = make("lines", path=str(tmp_path / "out"), version=2)
-    run_until(second, lambda: second._query is not None, "the second run")
+    run_until(second, lambda: second._query is not None, "the second owner")
+    assert second._query.runId == first._query.runId, "the query goes on"
     write(tmp_path / "in", "two")
-    run_until(second, lambda: sum(second._collector.written) >= 1, "the second row")
-    run_until(first, lambda: bool(first._collector.errors), "the loser's error")
+    run_until(second, lambda: second._collector.written == [1], "the second row")
+    first._check_at = first._retry_at = 0.0
+    first.next_tuple()
     (error,) = first._collector.errors
     assert isinstance(error, Conflict)
     assert "now belongs to task 3 at 127.0.0.1:6702, so task 3 at 127.0.0.1:6701 stops it" in str(error)
@@ -249,8 +260,90 @@ def test_of_two_owners_the_older_one_stops_and_names_the_other(make: Callable[..
         first.next_tuple()
         assert first._query is None
         assert first._retry_at > time.monotonic() + 30
-    assert second._query.isActive
+    first.close()
+    assert second._query.isActive, "the loser leaves the query that it no longer owns alone"
     assert sorted(row["value"] for row in rows(tmp_path / "out")) == ["one", "two"]
+
+
+def test_of_two_runs_spark_stops_the_older_whose_owner_names_the_other(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    first = make("lines", path=str(tmp_path / "out"), version=1)
+    write(tmp_path / "in", "one")
+    run_until(first, lambda: first._collector.written == [1], "the first row")
+    # As the next release of the topology: its code has a session of its own.
+    second = make("lines", path=str(tmp_path / "out"), version=2)
+    second._code = "another-release"
+    run_until(second, lambda: second._query is not None, "the second run")
+    assert second._query.runId != first._query.runId
+    run_until(first, lambda: bool(first._collector.errors), "the loser's error")
+    assert "now belongs to task 3 at 127.0.0.1:6702" in str(first._collector.errors[0])
+    write(tmp_path / "in", "two")
+    run_until(second, lambda: second._collector.written == [1], "the second row")
+    second.close()
+    drop_worker_session(second._conf, code="another-release")
+    assert sorted(row["value"] for row in rows(tmp_path / "out")) == ["one", "two"]
+
+
+OWNER = """
+import json, sys, time
+given = json.loads(sys.argv[1])
+sys.path[:0] = given["path"]
+from pathlib import Path
+from storm_dagster.api import SparkQuery, TopologyBuilder
+from storm_rigs.spark_component import start
+builder = TopologyBuilder("query")
+builder.set_spout("lines", SparkQuery, args=given["args"])
+query = start(SparkQuery, "lines", given["args"], builder.build(), given["conf"], topology_id="query-1-1",
+              archive=Path(given["path"][0]), version=1)
+while not query._collector.written:
+    time.sleep(0.1)
+    query.next_tuple()
+    for error in query._collector.errors:
+        raise error
+print(query._query.runId, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.zookeeper
+def test_the_query_of_an_owner_that_was_killed_goes_on_and_ends_with_its_topology(
+    make: Callable[..., Any], tmp_path: Path, archive: Path, conf: dict[str, Any], zk_cluster: StormClusterState
+) -> None:
+    args = {"args": {"folder": str(tmp_path / "in")}, "checkpoint": str(tmp_path / "checkpoint")}
+    args |= {"query": "query_code:lines", "path": str(tmp_path / "out"), "trigger": "100 milliseconds"}
+    write(tmp_path / "in", "one")
+    given = json.dumps({"path": [str(archive), *sys.path], "args": args, "conf": conf})
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, given], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    run_id = owner.stdout.readline().strip()
+    owner.kill()
+    owner.wait()
+    write(tmp_path / "in", "two")
+    eventually(lambda: len(rows(tmp_path / "out")) == 2, 60, "a batch that nobody watches")
+    query = make("lines", path=str(tmp_path / "out"), version=2)
+    run_until(query, lambda: query._query is not None, "the successor")
+    assert query._query.runId == run_id
+    assert not query._collector.written, "what ended before is not counted again"
+    write(tmp_path / "in", "three")
+    run_until(query, lambda: query._collector.written == [1], "the next row")
+    # What is left of a topology of that id goes, its queries with it.
+    code = archive.parent.name
+    world = World(zk_cluster, LocalBlobStore(tmp_path / "blobs"), conf)
+    world.lead()
+    world.blobs.put(code_key(code), query.context.spec.to_json())
+    world.blobs.put(conf_key(code), b"{}")
+    _, seen = clean(world.context(), boot_now=0.0)
+    assert query._query.isActive, "it is not garbage for long enough"
+    result, _ = clean(world.context(), seen, boot_now=60.0)
+    assert set(result.blobs) == {code_key(code), conf_key(code)}
+    with pytest.raises(Exception, match="SESSION_CLOSED"):
+        query._query.isActive  # noqa: B018
+    # A server refuses the id of a closed session for ever: the next one is used.
+    drop_worker_session(conf, code=code)
+    renewed: Any = worker_session(conf, code=code)
+    assert renewed.session_id == query_session_id(code, 1)
+    assert not query._collector.errors
 
 
 def test_a_checkpoint_of_another_component_is_refused_with_its_name(make: Callable[..., Any], tmp_path: Path) -> None:
