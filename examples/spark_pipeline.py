@@ -9,6 +9,12 @@ jobs run on the cluster's Spark: by default the embedded server, or whatever ``t
 ``spark.remote`` or ``spark.master`` names.
 
 Delivery is at least once: after a crash a micro-batch may be written twice.
+
+    storm-dagster submit examples/spark_pipeline.py:ages -- /tmp/ages
+
+This topology is one query that runs on Spark alone: it counts the lines of the same files in event-time windows of an
+hour, where the time of a line is when its file was changed. Each micro-batch is written below its id, so that one that
+is repeated replaces its own output.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.api import Bolt, SparkBolt, SparkSpout, TopologyBuilder, Tuple
+from storm_dagster.api import Bolt, SparkBolt, SparkQuery, SparkSpout, TopologyBuilder, Tuple
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,6 +101,40 @@ def pipeline(out: str, checkpoint: str | None = None, pattern: str | None = None
             "args": {"out": out},
             "schema": "keyword string, times long",
             "batch_secs": 2.0,
+        },
+    )
+    return builder
+
+
+def count_by_hour(spark: SparkSession, pattern: str, files_per_batch: int) -> DataFrame:
+    """A streaming DataFrame of hours, with the lines of the files that were changed in each."""
+    from pyspark.sql import functions as f
+
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", files_per_batch).load(pattern)
+    changed = lines.select(f.col("_metadata.file_modification_time").alias("changed"))
+    hours = changed.withWatermark("changed", "1 hour").groupBy(f.window("changed", "1 hour"))
+    return hours.agg(f.count("*").alias("lines")).select(f.col("window.start").alias("hour"), "lines")
+
+
+def write_hours(frame: DataFrame, batch_id: int, out: str) -> None:
+    """Write the hours whose count the micro-batch has changed; the newest batch that has an hour counts."""
+    frame.coalesce(1).write.mode("overwrite").parquet(f"{out}/batch={batch_id}")
+
+
+def ages(out: str, checkpoint: str | None = None, pattern: str | None = None) -> TopologyBuilder:
+    """A topology of one query. ``out`` is a folder that the Spark server can write; the checkpoint lies beside it."""
+    builder = TopologyBuilder("ages")
+    builder.set_spout(
+        "hours",
+        SparkQuery,
+        args={
+            "query": "spark_pipeline:count_by_hour",
+            "args": {"pattern": pattern or str(Path(sysconfig.get_path("stdlib")) / PATTERN), "files_per_batch": 12},
+            "each_batch": "spark_pipeline:write_hours",
+            "batch_args": {"out": out},
+            "output_mode": "update",
+            "checkpoint": checkpoint or f"{out}.checkpoint",
+            "trigger": "200 milliseconds",
         },
     )
     return builder

@@ -162,7 +162,8 @@ def build_spec(specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any
     bolts: dict[str, ComponentSpec] = {}
     owners: dict[Any, str] = {}
     for component_id, spec in specs.items():
-        if (place := spec.checkpoint()) is not None and owners.setdefault(place, component_id) != component_id:
+        place = spec._args.get("checkpoint") if getattr(spec._code, "_owns_checkpoint", False) else None
+        if place and owners.setdefault(place, component_id) != component_id:
             raise InvalidTopology(
                 f"spouts {owners[place]!r} and {component_id!r} have one checkpoint, {place}: give each its own"
             )

@@ -126,12 +126,6 @@ class Component:
         return {}
 
     @classmethod
-    def check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Outputs) -> None:
-        """Check the arguments of a spec when the topology is built; subclasses may extend it.
-
-        Raises :class:`InvalidTopology`, whose text begins with ``owner``: kind and id of the component."""
-
-    @classmethod
     def _checked_kind(cls) -> str:
         if not cls._kind:
             raise InvalidRequest(f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them")

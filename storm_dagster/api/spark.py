@@ -7,7 +7,6 @@ no Spark runs inside a worker. The assignment places only the task that drives S
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,16 +15,17 @@ from storm_dagster.api.spark_bolt import SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_checkpoint import CheckpointOwner
 from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss, is_taken, query_error
-from storm_dagster.api.spark_progress import QueryProgress, metrics_of
+from storm_dagster.api.spark_progress import metrics_of, new_reports
 from storm_dagster.api.spark_session import (
     archive_of,
     check_function,
     drop_worker_session,
     resolve_function,
+    spark_target,
     worker_session,
 )
 from storm_dagster.api.spouts import Spout
-from storm_dagster.model.errors import Conflict, InvalidTopology
+from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError
 
 __all__ = ["SparkBolt", "SparkSpout"]
 
@@ -50,14 +50,10 @@ class SparkSpout(Spout):
     and returns a streaming DataFrame; its columns of the names of ``outputs`` become the tuple's values.
     ``checkpoint`` is a folder or URL that the Spark server can reach and that outlives the worker.
 
-    Rows of one micro-batch are kept until the last of them is acked; a failed row is emitted again from
-    memory, and after a crash of the worker Spark repeats the batch from the checkpoint: at least once.
-    The task with the lowest id owns the query, because Structured Streaming allows one query per checkpoint. The rows
-    of a micro-batch go to all tasks of the component, in any worker, as Arrow chunks of at most ``chunk_rows`` rows;
-    Spark commits when every task has acked its rows. The checkpoint belongs to this component; a second owner is refused,
-    by name. The query's metrics are those of :func:`~storm_dagster.api.spark_progress.metrics_of`.
-
-    Raises :class:`InvalidTopology` when the function is missing or returns something else.
+    Rows of one micro-batch are kept until the last of them is acked; a failed row is emitted again from memory, and after
+    a crash Spark repeats the batch from the checkpoint: at least once. The task with the lowest id owns the query, and the
+    checkpoint belongs to this component. The rows of a micro-batch go to all its tasks, as Arrow chunks of at most
+    ``chunk_rows`` rows. Raises :class:`InvalidTopology` when the function is missing or returns something else.
     """
 
     blocking = True
@@ -96,11 +92,13 @@ class SparkSpout(Spout):
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> (host, port, time of its announcement)."""
         self._errors = ErrorsOnce(self)
-        self._progress = QueryProgress()
+        self._batches = 0
+        self._newest: dict[str, int] = {}
+        """Run of the query -> its newest batch."""
 
     @classmethod
-    def check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
-        """See ``Component.check_arguments``."""
+    def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
+        """Raise :class:`InvalidTopology` when the topology is built, beginning with the kind and id of the component."""
         for name in cls._function_args:
             if args.get(name) is not None:
                 check_function(args[name], owner)
@@ -118,7 +116,7 @@ class SparkSpout(Spout):
         self._query_name = f"{context.topology_name}/{context.component}"
         # The folder of the code has the name of its version.
         code = self._archive.parent.name if self._archive is not None else context.topology_id
-        self._code = code if self._shares_session else ""
+        self._code = code if self._shares_session and spark_target(conf)[0] == "remote" else ""
         self._function = resolve_function(self.source)
         if not self._emits:
             return
@@ -195,10 +193,12 @@ class SparkSpout(Spout):
         query, self._query = self._query, None
         if query is not None:
             try:
-                if not self._checkpoint_owner.is_passed_on(self._session):
-                    query.stop()
+                # In a shared session it is also the query of the task that took it over.
+                if self._code:
+                    self._checkpoint_owner.check(self._session)
+                query.stop()
             except Exception as error:
-                _log.info("the query of %s did not stop cleanly: %s", self.source, error)
+                _log.info("the query of %s was not stopped: %s", self.source, error)
 
     def _keep_query(self) -> None:
         """Start the query, report its progress, and restart it with back-off when it ended."""
@@ -220,37 +220,37 @@ class SparkSpout(Spout):
                     # Spark stops the older of two runs of one checkpoint.
                     self._checkpoint_owner.check(self._session)
                 if ended is not None:
-                    raise ended
+                    raise self._typed(ended)
             self._query = self._start_query()
             self._check_at = now + _CHECK_SECS
         except Exception as error:
-            if isinstance(error, Conflict):
+            lost = isinstance(error, Conflict)
+            if lost:
                 self._stop_query()
             self._query = None
-            version = getattr(self._session, "version", "")
-            if is_session_loss(error):
+            if is_session_loss(error) and not isinstance(error, StormDagsterError):
                 drop_worker_session(self._conf, self._session, self._code)
-            else:
-                error = query_error(error, self._what, self.checkpoint, version)
-            self._back_off(now, _MOST_PAUSE_SECS if isinstance(error, Conflict) else 0.0)
-            self._errors.report(error)
+            self._retry_at = now + (_MOST_PAUSE_SECS if lost else self._pause)
+            self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
+            self._errors.report(self._typed(error))
 
     def _report_progress(self) -> None:
         """Report the batches that have ended, and count them as a success."""
-        for report in self._progress.batches_since(self._query):
-            metrics = {**metrics_of(report), "batches": self._progress.batches}
-            for name, value in metrics.items():
-                if math.isfinite(value):
+        for report, ended in new_reports(self._query, self._newest):
+            self._batches += ended
+            metrics = metrics_of(report)
+            for name, value in {**metrics, "batches": self._batches}.items():
+                # Between two batches its report is of one that has not begun.
+                if ended or not name.startswith("batch_"):
                     self.report_metric(name, value)
-            if "addBatch" in report["durationMs"]:
+            if ended:
                 self._pause = 1.0
                 self._errors.clear()
                 if not self._emits:
                     self._bound().count_batch(int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6))
 
-    def _back_off(self, now: float, least: float) -> None:
-        self._retry_at = now + max(self._pause, least)
-        self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
+    def _typed(self, error: Exception) -> StormDagsterError:
+        return query_error(error, self._what, self.checkpoint, getattr(self._session, "version", ""))
 
     def _start_query(self) -> Any:
         session = self._session = worker_session(self._conf, self._archive, self._code)
@@ -258,7 +258,8 @@ class SparkSpout(Spout):
         if running and not self._emits:
             self._checkpoint_owner.take(session)
             _log.info("%s goes on: run %s", self._what, running[0].runId)
-            self._progress.skip(running[0])
+            # What ended before is in the statistics of the task that started it.
+            new_reports(running[0], self._newest)
             return running[0]
         writer = self._writer(self._frame(session))
         # Nothing is written before the query is known to be one.
@@ -274,7 +275,7 @@ class SparkSpout(Spout):
         # Over Connect Spark resolves the source only for a request.
         if not getattr(frame, "isStreaming", False):
             raise InvalidTopology(
-                f"{self._what} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
+                f"{self._what} must return a streaming DataFrame (spark.readStream), got {frame!r:.80}"
             )
         return frame
 

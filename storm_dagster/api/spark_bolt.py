@@ -34,18 +34,15 @@ _MOST_ALONE = 3
 class SparkBolt(Bolt):
     """Bolt that runs a function on micro-batches of tuples as DataFrames, on the cluster's Spark.
 
-    ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame whose
-    columns are ``schema`` (Spark DDL, such as ``"word string, n long"``; without it, the fields of the
-    input's stream with types that Arrow infers). It returns ``None``, or a DataFrame with a column for each
-    of the bolt's ``outputs``; its rows are emitted, anchored to the whole batch.
+    ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame whose columns are
+    ``schema`` (Spark DDL; without it, the fields of the input's stream with types that Arrow infers). It returns ``None``,
+    or a DataFrame with a column for each of the bolt's ``outputs``; its rows are emitted, anchored to the whole batch.
 
-    A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them (each other
-    value counts as eight), or after ``batch_secs`` seconds, whichever is first. Its tuples are acked when the function
-    has returned and its rows are emitted. If it raises, it is called with the halves of the batch, and so on: a tuple
-    whose row raises alone fails, and the rest is acked. All fail, after a pause that grows from 0.1 to 2 s, if Spark is
-    not reachable, the result is not of that form, or the first three rows tried alone raise. The same error is reported
-    once, until a batch succeeds. A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
-    The metrics ``batches``, ``failed_batches``, ``bad_rows``, ``batch_tuples`` and ``batch_ms`` are of the newest batch.
+    A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them (each other value
+    counts as eight), or after ``batch_secs`` seconds. Its tuples are acked when the function has returned and its rows are
+    emitted. If it raises, it is called with the halves of the batch, and so on: a tuple whose row raises alone fails, and
+    the rest is acked. All fail if Spark is not reachable, the result is not of that form, or the first three rows tried
+    alone raise. A function with a parameter ``context`` gets the task's, with the batch's ``batch_id``.
     """
 
     blocking = True
@@ -85,8 +82,7 @@ class SparkBolt(Bolt):
         return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
 
     @classmethod
-    def check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
-        """See ``Component.check_arguments``."""
+    def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
         check_function(args.get("function"), owner)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:

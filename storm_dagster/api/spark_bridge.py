@@ -41,12 +41,7 @@ _PROOF_SECS = 10.0
 
 
 def make_deliver(
-    host: str,
-    port: int,
-    secret: bytes,
-    columns: tuple[str, ...],
-    chunk_rows: int,
-    chunk_bytes: int = _CHUNK_BYTES,
+    host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int, chunk_bytes: int = _CHUNK_BYTES
 ) -> Callable[[Any, int], None]:
     """Create the ``foreachBatch`` function for the endpoint of the task that owns the query.
 

@@ -7,32 +7,17 @@ from typing import Any
 
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
 
-__all__ = ["ErrorsOnce", "is_session_loss", "is_taken", "missing_connector", "query_error"]
-
 # Error messages of a lost server or an expired session. Over Connect they are strings in exceptions of several
 # classes, grpc's among them.
-_SESSION_LOSS = (
-    "SESSION_CLOSED",
-    "SESSION_NOT_FOUND",
-    "SESSION_CHANGED",
-    "INVALID_HANDLE",
-    "UNAVAILABLE",
-    "Connection refused",
-    "Socket closed",
-    "failed to connect",
-    "SparkContext was shut down",
-    "stopped SparkContext",
+_SESSION_LOSS = re.compile(
+    "SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
+    "failed to connect|SparkContext was shut down|stopped SparkContext"
 )
-# What Spark says of a checkpoint whose query was another one.
-_CHANGED = (
-    "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA",
-    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
-    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
-    "STREAM_STATE_",
-    "schema for existing state",
-    "sources in the checkpoint",
+# What Spark says of a checkpoint whose query had other state or other sources, and of one with two runs.
+_CHANGED = re.compile(
+    "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|sources in the checkpoint"
 )
-_TAKEN = ("CONCURRENT_STREAM_LOG_UPDATE", "CONCURRENT_QUERY", "with same id is already active")
+_TAKEN = re.compile("CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|with same id is already active")
 
 
 class ErrorsOnce:
@@ -59,8 +44,7 @@ class ErrorsOnce:
 
 def is_session_loss(error: BaseException) -> bool:
     """Whether the error means that the session or its server is gone, so that a new session is needed."""
-    text = f"{type(error).__name__}: {error}"
-    return any(mark in text for mark in _SESSION_LOSS)
+    return _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
 
 
 def missing_connector(error: BaseException, version: str) -> str | None:
@@ -79,7 +63,7 @@ def missing_connector(error: BaseException, version: str) -> str | None:
 
 def is_taken(error: BaseException) -> bool:
     """Whether Spark says that another run of the query uses its checkpoint."""
-    return any(mark in str(error) for mark in _TAKEN)
+    return _TAKEN.search(str(error)) is not None
 
 
 def query_error(error: BaseException, what: str, checkpoint: str, version: str) -> StormDagsterError:
@@ -94,7 +78,9 @@ def query_error(error: BaseException, what: str, checkpoint: str, version: str) 
     missing = missing_connector(error, version)
     if missing is not None:
         return InvalidTopology(f"{what}: {missing}")
-    if any(mark in text for mark in _CHANGED):
+    if is_session_loss(error) and "STREAM_FAILED" not in text:
+        return Unavailable(f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint")
+    if _CHANGED.search(text):
         return InvalidTopology(
             f"{what} cannot continue from checkpoint {checkpoint} ({cause}): undo the change of its sources, grouping or "
             "state, or name a new checkpoint, with which everything is read again"

@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
+from math import isfinite
 from typing import Any
 
-__all__ = ["QueryProgress", "metrics_of"]
 
+def new_reports(query: Any, newest: dict[str, int]) -> list[tuple[dict[str, Any], bool]]:
+    """(Spark's report, whether it is of a batch that has ended) after the ``newest`` batch of the run, oldest first.
 
-class QueryProgress:
-    """The batches of the runs of one query, each counted once."""
-
-    def __init__(self) -> None:
-        self._newest: tuple[str, int] = ("", -1)
-        self.batches: int = 0
-
-    def skip(self, query: Any) -> None:
-        """Count no batch that ended before; those of a query that another task started are in its statistics."""
-        before = self.batches
-        for _ in self.batches_since(query):
-            self.batches = before
-
-    def batches_since(self, query: Any) -> Iterator[dict[str, Any]]:
-        """Spark's reports of the batches that have ended since the last call, oldest first; of an idle query the last."""
-        reports = [json.loads(each.json) for each in query.recentProgress]
-        for report in reports:
-            at = (report["runId"], report["batchId"])
-            # An idle query reports the batch that it waits for.
-            ended = "addBatch" in report["durationMs"]
-            if ended and (at[0] != self._newest[0] or at[1] > self._newest[1]):
-                self._newest = at
-                self.batches += 1
-                yield report
-        if reports and "addBatch" not in reports[-1]["durationMs"]:
-            yield reports[-1]
+    ``newest`` is brought up to date, so that each batch is reported once.
+    """
+    found: list[tuple[dict[str, Any], bool]] = []
+    for report in [json.loads(each.json) for each in query.recentProgress]:
+        run, batch = report["runId"], report["batchId"]
+        # An idle query reports the batch that it waits for.
+        ended = "addBatch" in report["durationMs"]
+        if batch > newest.get(run, -1):
+            found.append((report, ended))
+            newest[run] = batch if ended else batch - 1
+    return found
 
 
 def metrics_of(report: Mapping[str, Any], now_secs: float | None = None) -> dict[str, float]:
@@ -70,7 +57,8 @@ def metrics_of(report: Mapping[str, Any], now_secs: float | None = None) -> dict
 
 
 def _sum(parts: list[Mapping[str, Any]], name: str) -> float:
-    return sum(value for part in parts if isinstance(value := part.get(name), int | float))
+    # A batch that took no time has an infinite rate.
+    return sum(value for part in parts if isinstance(value := part.get(name), int | float) and isfinite(value))
 
 
 def _lag(source: Mapping[str, Any]) -> float | None:

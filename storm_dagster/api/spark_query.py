@@ -18,21 +18,14 @@ class SparkQuery(SparkSpout):
     """Component that owns a streaming query: its sources, joins, windows and watermarks, state and sink run on Spark.
 
     ``query`` names ``"module:function"``, called as ``function(spark, **args)``, which returns a streaming DataFrame.
-    One of these takes its rows:
+    Its rows go to a ``table`` of Spark's catalog; to files of ``format`` (by default Parquet) at ``path``; to a sink of
+    ``format`` alone, such as ``"kafka"``; or to ``each_batch``, ``"module:function"``, called beside the Spark server as
+    ``function(frame, batch_id, **batch_args)``: a batch that is repeated has the same id and the same rows. Without any,
+    they are emitted to the topology as by a :class:`SparkSpout`.
 
-    * ``table``: a table of Spark's catalog,
-    * ``path``: files of ``format`` (by default Parquet) in a folder or below a URL,
-    * ``format`` alone: a sink such as ``"kafka"``, with ``options``,
-    * ``each_batch``: ``"module:function"``, called beside the Spark server as ``function(frame, batch_id, **batch_args)``
-      with each micro-batch. A batch that is repeated has the same id and the same rows,
-    * none of them: the topology. Its columns of the names of ``outputs`` are emitted as a :class:`SparkSpout` does.
-
-    One task owns the query. It starts the query, reports what Spark says of it, and stops it when the topology is
-    deactivated or the task closes; a batch that runs then is repeated. ``output_mode`` is Spark's: ``append``,
-    ``update`` or ``complete``. Rows of batches that have ended count as emitted and acked, the duration of a batch is a
-    sample of the complete latency.
-
-    Raises :class:`InvalidTopology`: when the topology is built, for arguments that cannot be right.
+    One task owns the query, and stops it when the topology is deactivated or the task closes; a batch that runs then is
+    repeated. Rows of batches that have ended count as emitted and acked, the duration of a batch is a sample of the
+    complete latency. Arguments that cannot be right raise :class:`InvalidTopology` when the topology is built.
     """
 
     _function_args: ClassVar[tuple[str, ...]] = ("query", "each_batch")
@@ -64,29 +57,30 @@ class SparkQuery(SparkSpout):
         self.table = table
         self.path = path
         self.format = format
-        self.options: dict[str, Any] = dict(options or {})
+        self.options: Mapping[str, Any] = options or {}
         self.each_batch = each_batch
-        self.batch_args: dict[str, Any] = dict(batch_args or {})
+        self.batch_args: Mapping[str, Any] = batch_args or {}
         self.output_mode = output_mode
         self._emits = not given and not format
 
     @classmethod
-    def check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
-        """See ``Component.check_arguments``."""
-        super().check_arguments(owner, args, par, outputs)
+    def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
+        super()._check_arguments(owner, args, par, outputs)
         try:
             query = cls(**args)
         except (TypeError, InvalidTopology) as error:
             raise InvalidTopology(f"{owner}: {error}") from None
-        if query._emits and not outputs:
-            raise InvalidTopology(
-                f"{owner} has neither a sink nor outputs: give table, path, each_batch or format, or declare outputs"
+        wrong = None
+        if query._emits:
+            wrong = (
+                None if outputs else "neither a sink nor outputs: give table, path, each_batch or format, or outputs"
             )
-        if not query._emits and (outputs or par > 1):
-            wrong, remedy = (
-                ("outputs", "remove one of them") if outputs else (f"par={par}", "remove par, one task owns it")
+        elif outputs or par > 1:
+            wrong = (
+                "a sink and outputs: remove one of them" if outputs else f"a sink and par={par}: one task owns a query"
             )
-            raise InvalidTopology(f"{owner} has a sink and {wrong}: {remedy}")
+        if wrong:
+            raise InvalidTopology(f"{owner} has {wrong}")
 
     def deactivate(self) -> None:
         """Stop the query, unless its rows go to the topology: then Spark waits for the open batch."""
@@ -97,10 +91,9 @@ class SparkQuery(SparkSpout):
         if self._emits:
             writer = super()._writer(frame)
         elif self.each_batch:
-            archive = self._archive
-            # A classic session calls the function in this process, which has the archive.
-            ships = archive is not None and archive.is_file() and spark_target(self._conf)[0] == "remote"
-            content = archive.read_bytes() if ships and archive is not None else b""
+            # A classic session calls the function in this process, which has the modules.
+            remote = spark_target(self._conf)[0] == "remote" and self._archive is not None and self._archive.is_file()
+            content = self._archive.read_bytes() if remote and self._archive is not None else b""
             writer = frame.writeStream.foreachBatch(make_batch_function(self.each_batch, self.batch_args, content))
         else:
             writer = frame.writeStream.format(self.format or "parquet")
@@ -118,27 +111,24 @@ def make_batch_function(reference: str, args: Mapping[str, Any], archive: bytes)
     Beside a Connect server Spark puts a session's archives on the path of Python workers, but not of the process that
     runs this function. So it brings the archive along. It is nested so that Spark ships it by value.
     """
-    given = dict(args)
     loaded: list[Any] = []
 
     def each_batch(frame: Any, batch_id: int) -> None:
         import importlib
+        import operator
         import sys
         import tempfile
 
         if not loaded:
             if archive:
-                folder = tempfile.TemporaryDirectory(prefix="storm-query-")
-                with open(f"{folder.name}/topology.zip", "wb") as file:
-                    file.write(archive)
+                # It lives as long as the process.
+                file: Any = tempfile.NamedTemporaryFile(suffix=".zip")  # noqa: SIM115
+                loaded.append(file)
+                file.write(archive)
+                file.flush()
                 sys.path.insert(0, file.name)
-                # Removed when the process ends.
-                loaded.append(folder)
             module, _, name = reference.partition(":")
-            target: Any = importlib.import_module(module)
-            for part in name.split("."):
-                target = getattr(target, part)
-            loaded.append(target)
-        loaded[-1](frame, batch_id, **given)
+            loaded.append(operator.attrgetter(name)(importlib.import_module(module)))
+        loaded[-1](frame, batch_id, **dict(args))
 
     return each_batch

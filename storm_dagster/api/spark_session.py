@@ -8,6 +8,7 @@ artifact, so that the user's functions can be imported there. pyspark is importe
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import shutil
@@ -27,20 +28,11 @@ from storm_dagster.model.spark_token import with_spark_token
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "archive_of",
-    "check_function",
-    "drop_worker_session",
-    "resolve_function",
-    "spark_target",
-    "worker_session",
-]
+__all__ = ["archive_of", "check_function", "drop_worker_session", "resolve_function", "spark_target", "worker_session"]
 
 _log = logging.getLogger(__name__)
 _RELEASE_SECS = 1.0
 """How long an exiting process waits for the server to release its session."""
-_MOST_CLOSED = 1_000
-"""Closed sessions of one code that are passed over."""
 _lock = threading.RLock()
 _sessions: dict[tuple[str, str, str], Any] = {}
 
@@ -144,7 +136,7 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
     try:
         if kind == "remote":
             _check_listening(url)
-            for number in range(_MOST_CLOSED):
+            for number in itertools.count():
                 try:
                     return _attach(url, query_session_id(code, number) if code else str(uuid.uuid4()), extra, not code)
                 except Exception as error:
@@ -177,10 +169,7 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
     # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed clients; hooks run in reverse
     # order of registration.
-    if own:
-        atexit.register(_release, session, url)
-    else:
-        atexit.register(session.client.close)
+    _ = atexit.register(_release, session, url) if own else atexit.register(session.client.close)
     session.range(1).count()
     return session
 

@@ -78,10 +78,6 @@ class Spec:
         """The declared output streams by name."""
         return stream_specs(self.outputs, f"{self.kind} {self.name!r}")
 
-    def checkpoint(self) -> str | None:
-        """The checkpoint of a query of Spark, which no other component may use."""
-        return self._args.get("checkpoint") if getattr(self._code, "_owns_checkpoint", False) else None
-
     def to_component(self, names: Mapping[int, str]) -> ComponentSpec:
         """The serializable form. ``names``: ``id()`` of each spec of the topology -> its component id.
 
@@ -102,8 +98,8 @@ class Spec:
         if self._shell is not None:
             return ComponentObject(shell=self._shell)
         args = _json_map(self._args, f"{owner}: args")
-        if hasattr(self._code, "check_arguments"):
-            self._code.check_arguments(owner, args, self.par, self.outputs)
+        if hasattr(self._code, "_check_arguments"):
+            self._code._check_arguments(owner, args, self.par, self.outputs)
         return ComponentObject(python=code_name(self._code, f"the class of {owner}"), args=args)
 
     def _inputs(self, owner: str, names: Mapping[int, str]) -> Iterable[InputSpec]:

@@ -135,12 +135,16 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
 
 
 def load_runnable(ctx: OperationsContext, topology: TopologyView) -> Runnable:
-    """Conf and topology of a running topology from its blobs: those of the code that it runs now.
+    """Conf and topology of a running topology: those of the code that it runs now. Errors as of :func:`load_code`."""
+    return load_code(ctx, topology.code_dir)
 
-    :class:`Unavailable` when nobody holds them now (it is degraded, never deleted for that),
+
+def load_code(ctx: OperationsContext, code_dir: str) -> Runnable:
+    """Conf and topology from the blobs of this code.
+
+    :class:`Unavailable` when nobody holds them now (the topology is degraded, never deleted for that),
     :class:`Corrupt` when they are damaged.
     """
-    code_dir = topology.code_dir
     try:
         raw_conf = ctx.blobs.read(conf_key(code_dir))
         raw_code = ctx.blobs.read(code_key(code_dir))

@@ -19,12 +19,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.spark_artifacts import add_python_archive, remote_with_session
 from storm_dagster.model.spark_token import derived_spark_token, with_spark_token
-from storm_dagster.spark.pinned import (
-    ClusterSessionIds,
-    FixedSessionIds,
-    SessionIds,
-    pinned_id,
-)
+from storm_dagster.spark.pinned import ClusterSessionIds, FixedSessionIds, SessionIds, pinned_id
 from storm_dagster.spark.session import (
     as_unavailable,
     await_start,
@@ -189,8 +184,7 @@ def plan_on_cluster(
         ids = ClusterSessionIds(cluster.state)
         # Keyed by process: a gRPC channel does not survive a fork.
         planner = _planners.setdefault(
-            (os.getpid(), str(remote), home),
-            ConnectPlanner(str(remote), ids, open_session=open_session, home=home),
+            (os.getpid(), str(remote), home), ConnectPlanner(str(remote), ids, open_session=open_session, home=home)
         )
         planner.ids, planner.token = ids, derived_spark_token(conf)
         return planner(batch)

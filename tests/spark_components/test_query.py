@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -61,6 +63,10 @@ def by_length(spark, folder):
     return lines(spark, folder).groupBy(f.length("value").alias("size")).agg(f.max("value").alias("most"))
 
 
+def by_word_of_two(spark, folder):
+    return lines(spark, folder).union(lines(spark, folder + "2")).groupBy("value").count()
+
+
 def at_rest(spark, folder):
     return spark.read.text(folder)
 
@@ -74,6 +80,7 @@ def store(frame, batch_id, folder):
 number = 7
 '''
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBERS = itertools.count()
 
 
@@ -83,8 +90,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("query") / "query-1-1"
     (folder / "code").mkdir(parents=True)
     (folder / "code" / "query_code.py").write_text(CODE)
+    shutil.copy(EXAMPLES / "spark_pipeline.py", folder / "code")
     with zipfile.ZipFile(folder / "stormjar.jar", "w") as packed:
-        packed.write(folder / "code" / "query_code.py", "query_code.py")
+        for path in (folder / "code").glob("*.py"):
+            packed.write(path, path.name)
     sys.path.insert(0, str(folder / "code"))
     yield folder / "code"
     sys.path.remove(str(folder / "code"))
@@ -201,6 +210,25 @@ def test_a_function_gets_each_batch_with_its_id_and_its_error_is_the_components(
     assert [(out / name).read_text() for name in "01"] == ["one\ntwo", "three"]
 
 
+def test_the_example_counts_lines_by_the_hour_in_which_their_file_was_changed(
+    make: Callable[..., Any], tmp_path: Path, conf: dict[str, Any], archive: Path
+) -> None:
+    import pyarrow.parquet as parquet
+    import spark_pipeline
+
+    out = tmp_path / "ages"
+    for name, hour, text in (("a", 10, "1\n2\n3\n"), ("b", 10, "4\n"), ("c", 12, "5\n6\n")):
+        (tmp_path / "in" / name).write_text(text)
+        os.utime(tmp_path / "in" / name, (hour * 3600, hour * 3600))
+    spec = spark_pipeline.ages(str(out), pattern=str(tmp_path / "in")).build()
+    args = spec.spouts["hours"].object.args
+    query = start(SparkQuery, "hours", args, spec, conf, topology_id="ages-1-1", archive=archive)
+    run_until(query, lambda: sum(query._collector.written) == 6, "the lines")
+    query.close()
+    found = [row for path in out.glob("batch=*/*.parquet") for row in parquet.ParquetFile(path).read().to_pylist()]
+    assert sorted((row["hour"].hour, row["lines"]) for row in found) == [(10, 4), (12, 2)]
+
+
 def test_a_table_of_spark_takes_the_rows(make: Callable[..., Any], tmp_path: Path, conf: dict[str, Any]) -> None:
     query = make("lines", table="query_rows")
     write(tmp_path / "in", "one", "two")
@@ -253,7 +281,7 @@ def test_of_two_owners_the_older_one_loses_and_names_the_other(make: Callable[..
     first.next_tuple()
     (error,) = first._collector.errors
     assert isinstance(error, Conflict)
-    assert "now belongs to task 3 at 127.0.0.1:6702, so task 3 at 127.0.0.1:6701 stops it" in str(error)
+    assert "now belongs to task 3 at 127.0.0.1:6702, so task 3 at 127.0.0.1:6701 leaves it" in str(error)
     # An older assignment does not take it back, whatever happens.
     for _ in range(2):
         first._retry_at = 0.0
@@ -360,14 +388,16 @@ def test_a_checkpoint_of_another_component_is_refused_with_its_name(make: Callab
     assert not (tmp_path / "out2").exists()
 
 
-def test_a_change_that_the_state_does_not_allow_is_an_error_with_the_remedy(
-    make: Callable[..., Any], tmp_path: Path
+@pytest.mark.parametrize("other", ["by_length", "by_word_of_two"])
+def test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy(
+    make: Callable[..., Any], tmp_path: Path, other: str
 ) -> None:
+    (tmp_path / "in2").mkdir()
     first = make("by_word", format="noop", output_mode="update")
     write(tmp_path / "in", "one")
     run_until(first, lambda: first._collector.written == [1], "the row")
     first.close()
-    changed = make("by_length", format="noop", output_mode="update")
+    changed = make(other, format="noop", output_mode="update")
     write(tmp_path / "in", "two")
     run_until(changed, lambda: bool(changed._collector.errors), "the error")
     assert isinstance(changed._collector.errors[0], InvalidTopology)
@@ -420,7 +450,7 @@ def test_a_spark_that_does_not_answer_is_unavailable_and_tried_again(
         ({"table": "t", "path": "/p"}, {}, "spout 'q': m:f has the sinks table and path: name one"),
         ({}, {}, "spout 'q' has neither a sink nor outputs: give table, path, each_batch or format"),
         ({"path": "/p"}, {"outputs": ["a"]}, "spout 'q' has a sink and outputs: remove one"),
-        ({"path": "/p"}, {"par": 2}, "spout 'q' has a sink and par=2: remove par"),
+        ({"path": "/p"}, {"par": 2}, "spout 'q' has a sink and par=2: one task owns a query"),
         ({"path": "/p", "output_mode": "all"}, {}, "has output_mode 'all': give one of append, complete, update"),
         ({"path": "/p", "checkpoint": ""}, {}, "spout 'q' has no checkpoint: give a folder or URL"),
         ({"path": "/p", "query": "os:nothing"}, {}, "spout 'q': cannot find 'os:nothing'"),

@@ -124,8 +124,5 @@ def _code_reference(described: Described, python: str | None) -> dict[str, Any]:
 def _kind(part: ComponentSpec) -> str:
     if part.object.shell is not None:
         return "shell"
-    return (
-        "pyspark"
-        if (part.object.python or "").rpartition(":")[2] in ("SparkBolt", "SparkQuery", "SparkSpout")
-        else "python"
-    )
+    name = (part.object.python or "").rpartition(":")[2]
+    return "pyspark" if name in ("SparkBolt", "SparkQuery", "SparkSpout") else "python"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, Fenced, InvalidRequest, KeyNotFound, StormDagsterError
-from storm_dagster.model.names import code_dir_of_blob_key, code_key, id_of_blob_key, topology_name_of
+from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
 from storm_dagster.model.records import Assignment, TokenRecord, decode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
@@ -339,9 +339,7 @@ def _delete_blobs(ctx: OperationsContext, epoch: int, keys: Iterable[str], probl
         found = ctx.cluster.epoch()
         if found is None or found[0] != epoch:
             raise Fenced(f"leadership epoch {epoch} is over: cleaning stops, the new leader goes on with it")
-        code_dir = code_dir_of_blob_key(key)
-        if code_dir is not None and key == code_key(code_dir):
-            end_spark_queries(ctx, code_dir)
+        end_spark_queries(ctx, key)
         try:
             with step(ctx, "clean.blob"):
                 ctx.blobs.delete(key)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import code_dir_of_blob_key, code_key, conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import StormBase
 from storm_dagster.model.spark_token import derived_spark_token
-from storm_dagster.model.topology import decode_topology
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
 from storm_dagster.operations.transactions import delete_tree
@@ -73,30 +70,29 @@ def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> N
 
 def delete_code(ctx: OperationsContext, topology_id: str) -> None:
     """Delete archive, conf, topology and reasons of an id; those that are gone already do not matter."""
-    end_spark_queries(ctx, topology_id)
+    end_spark_queries(ctx, code_key(topology_id))
     for make_key in (jar_key, conf_key, code_key, placement_key):
         key = make_key(topology_id)
         _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
     for key in ctx.blobs.keys(f"{topology_id}."):
         # Later versions of the code, which upgrades left.
         if id_of_blob_key(key) == topology_id:
-            if (code_dir := code_dir_of_blob_key(key)) and key == code_key(code_dir):
-                end_spark_queries(ctx, code_dir)
+            end_spark_queries(ctx, key)
             _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
 
 
-def end_spark_queries(ctx: OperationsContext, code_dir: str) -> None:
-    """End what killed workers of a topology that is gone left running on its Spark Connect server, before its conf goes.
+def end_spark_queries(ctx: OperationsContext, key: str) -> None:
+    """End what killed workers left running on a Spark Connect server, before the blob of their topology's code goes.
 
     A server that does not answer is logged: it ends the queries when their session expires.
     """
+    code_dir = code_dir_of_blob_key(key)
     try:
-        code, conf = ctx.find_blob(code_key(code_dir)), ctx.find_blob(conf_key(code_dir))
-        if code is None or conf is None:
+        if code_dir is None or key != code_key(code_dir) or ctx.find_blob(key) is None:
             return
-        spec, total = decode_topology(code), total_conf(ctx.values(), decode_json(conf, conf_key(code_dir)))
-        remote = total.get("topology.spark.remote") or total.get("spark.remote")
-        if remote and any({"query", "checkpoint"} <= part.object.args.keys() for _, _, part in spec.components()):
+        known = load_code(ctx, code_dir)
+        remote = known.conf.get("topology.spark.remote") or known.conf.get("spark.remote")
+        if remote and any({"query", "checkpoint"} <= part.object.args.keys() for _, _, part in known.spec.components()):
             # Every Dagster process loads this module.
             from storm_dagster.spark.query_sessions import end_query_session
 

@@ -19,14 +19,7 @@ from storm_dagster.spark.assignment.allocate_slots import allocate_slots
 from storm_dagster.spark.assignment.assign_tasks import assign_tasks
 from storm_dagster.spark.assignment.frames import Frames, batch_frames
 from storm_dagster.spark.assignment.request_slots import request_slots
-from storm_dagster.spark.assignment.schema import (
-    ALLOCATED,
-    PLACED,
-    SLOT_REQUEST,
-    SLOT_REQUESTS,
-    ddl,
-    ddl_type,
-)
+from storm_dagster.spark.assignment.schema import ALLOCATED, PLACED, SLOT_REQUEST, SLOT_REQUESTS, ddl, ddl_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

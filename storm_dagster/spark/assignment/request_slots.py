@@ -16,10 +16,5 @@ def request_slots(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -
     facts = rows.to_pylist()
     text = next(row["text"] for row in facts if row["kind"] == "about")
     event = TopologyEvent(TopologySummary(**json.loads(text)), read_executors(units), facts)
-    row = {
-        "cluster": key[0].as_py(),
-        "topology": key[1].as_py(),
-        "text": text,
-        "request": event.request()._asdict(),
-    }
+    row = {"cluster": key[0].as_py(), "topology": key[1].as_py(), "text": text, "request": event.request()._asdict()}
     return pa.Table.from_pylist([row], schema=SLOT_REQUESTS)

@@ -11,7 +11,7 @@ from storm_dagster.api.context import TopologyContext
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.waiting import eventually
 
-TASKS = {1: "keywords", 2: "totals", 3: "lines"}
+TASKS = {1: "keywords", 2: "totals", 3: "lines", 4: "hours"}
 """Task -> component of every topology here."""
 
 
