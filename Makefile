@@ -1,5 +1,5 @@
 # make demo | check | test                          what everybody needs
-# make test-all | chaos | soak | simulate | fuzz | compat | browser   what takes longer
+# make test-all | chaos | soak | simulate | fuzz | compat | browser | test-docker   what takes longer
 # make install | bench | docs | screenshots | dist-check | clean      (docs/contributing.md says what each does)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -19,7 +19,7 @@ export no_proxy := 127.0.0.1,localhost
 
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
-.PHONY: install java chromium promtool demo test test-all check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean
+.PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean
 
 # -- each target installs what it runs, and adds to what others have installed ---------------------------------------
 RUNTIME := $(VENV)/.runtime
@@ -89,6 +89,13 @@ test: java chromium promtool $(TEST)
 test-all: java chromium promtool $(TEST) compat
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) --durations 30 $(ARGS)
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS)
+
+# The containers of docker/ on a Docker engine: every kind of them killed, paused and cut off while a topology writes down
+# every number. SHORT=1: up, a word count, one host killed, down. FAULTS as above (run.py --list names all), ROUNDS=3:
+# so many samples of ten more.
+test-docker: $(TEST)
+	PYTHON=$(PYTHON) timeout -k 300 $(if $(SHORT),1200,10800) $(BIN)/python tests/docker/run.py \
+	  $(if $(SHORT),--short,$(FAULTS) --rounds $(if $(filter file,$(origin ROUNDS)),0,$(ROUNDS)))
 
 # Types of tests too: pyright reads what they import.
 check: $(CHECK) $(TEST)

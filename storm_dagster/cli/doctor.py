@@ -195,8 +195,13 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
     yield "ok", f"{remote} lets us in, Spark {version}", ""
 
 
+def _names_no_cluster(invocation: Invocation) -> bool:
+    named = invocation.conf_dir is not None or invocation.conf.origins["nimbus.seeds"] != "default"
+    return not named and ClusterFile.read(invocation.home) is None
+
+
 def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
-    if invocation.conf_dir is None and ClusterFile.read(invocation.home) is None:
+    if _names_no_cluster(invocation):
         yield "ok", "none runs in this HOME", ""
         return
     try:
@@ -288,7 +293,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     local = ClusterFile.read(invocation.home) is not None and invocation.conf_dir is None
-    if not local and invocation.conf_dir is None:
+    if _names_no_cluster(invocation):
         raise Unavailable(
             f"no cluster runs in {invocation.home}: start one with `storm-dagster dev`, or name another with "
             "--home or --conf-dir"

@@ -1,44 +1,63 @@
-"""What can be said of ``docker/`` without an engine: files parse, commands exist, conf is valid."""
+"""What can be said of ``docker/`` without an engine: files parse, commands exist, conf is valid, all is closed by default."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import storm_dagster
 from storm_dagster.model.conf import load_cluster_conf
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
-SERVICES: dict[str, dict] = COMPOSE["services"]
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("storm-dagster")}
+DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+ONE_SHOT = {"spark-warm", "cli"}
 
 
 def test_the_production_shape_is_complete() -> None:
+    assert {"zk1", "zk2", "zk3", "nimbus1", "nimbus2", "supervisor1", "supervisor2", "supervisor3"} <= SERVICES.keys()
     assert {
-        "zk1",
-        "zk2",
-        "zk3",
-        "nimbus1",
-        "nimbus2",
-        "supervisor1",
-        "supervisor2",
-        "supervisor3",
+        "spark",
+        "postgres",
+        "dagster-code",
+        "dagster-web",
+        "dagster-daemon",
+        "cli",
+        "prometheus",
     } <= SERVICES.keys()
-    assert {"spark-placement", "spark-topologies", "postgres"} <= SERVICES.keys()
-    assert {"dagster-code", "dagster-webserver", "dagster-daemon"} <= SERVICES.keys()
 
 
-def test_every_dependency_and_volume_is_declared() -> None:
+def test_every_dependency_volume_network_and_secret_is_declared() -> None:
     for name, service in SERVICES.items():
-        for other in service.get("depends_on", []):
+        for other in service.get("depends_on", {}):
             assert other in SERVICES, f"{name} depends on {other}"
+            assert service["depends_on"][other]["condition"] == "service_healthy" or other in ONE_SHOT
         for volume in service.get("volumes", []):
-            source = volume.split(":")[0]
-            assert source.startswith((".", "/")) or source in COMPOSE["volumes"], f"{name} mounts {volume}"
+            source = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
+            known = source in COMPOSE["volumes"] or (source.startswith("./") and source != "./")
+            assert known, f"{name} mounts {volume}"
+            if source.startswith("./") and source != "./topologies":
+                assert (DOCKER / source).is_file(), f"{name} mounts {source}"
+        assert set(service["networks"]) <= COMPOSE["networks"].keys()
+        assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
 
 
 STORM = {name: s["command"] for name, s in SERVICES.items() if s.get("command", [""])[0] == "storm-dagster"}
@@ -49,16 +68,18 @@ def test_a_daemon_command_is_one_that_the_command_line_accepts(service: str) -> 
     from storm_dagster.cli.app import cli
 
     _, verb, *arguments = STORM[service]
+    # The file is the container's.
+    arguments = [str(DOCKER / "workspace.yaml") if part.endswith("workspace.yaml") else part for part in arguments]
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None, f"{verb} is no verb"
-    command.make_context(verb, list(arguments), resilient_parsing=False)
+    command.make_context(verb, arguments, resilient_parsing=False)
 
 
 def test_dagster_commands_exist() -> None:
     from importlib.metadata import entry_points
 
     scripts = {entry.name for entry in entry_points(group="console_scripts")}
-    used = {s["command"][0] for s in SERVICES.values() if "command" in s}
+    used = {s["command"][0] for name, s in SERVICES.items() if "command" in s and name != "cli"}
     assert used <= scripts
 
 
@@ -66,31 +87,92 @@ def test_the_shared_conf_is_valid() -> None:
     conf = load_cluster_conf(DOCKER)
     assert conf["topology.min.replication.count"] == 2
     assert [seed.split(":")[0] for seed in conf["nimbus.seeds"]] == ["nimbus1", "nimbus2"]
+    megabytes = len(conf["supervisor.slots.ports"]) * conf["worker.memory.size"] / 2**20
+    for name in ("supervisor1", "supervisor2", "supervisor3"):
+        limit = int(SERVICES[name]["mem_limit"].removesuffix("m"))
+        assert limit >= megabytes + 256, f"{name}: its slots and itself do not fit into {limit} MB"
 
 
-def test_every_service_of_ours_gets_the_secret_and_only_its_user_reads_it() -> None:
+def test_every_service_is_hardened_and_bounded() -> None:
+    for name, service in SERVICES.items():
+        assert service["read_only"] is True and service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"] and service["pids_limit"], name
+        assert service["logging"]["options"]["max-size"], name
+        assert "cap_add" not in service and "privileged" not in service and service.get("user") != "root", name
+        if name not in ONE_SHOT:
+            assert service["restart"] == "unless-stopped" and service["healthcheck"]["test"] and service["cpus"], name
+
+
+def test_only_loopback_is_published_and_inner_networks_reach_nothing() -> None:
+    assert all(COMPOSE["networks"][name] == {"internal": True} for name in ("cluster", "database"))
+    for name, service in SERVICES.items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        if "supervisor" in name or name.startswith("zk"):
+            assert service["networks"] == ["cluster"], f"{name} has no way to the database or out"
+
+
+def test_every_service_of_the_cluster_gets_the_secret_in_a_file() -> None:
     conf = load_cluster_conf(DOCKER)
     assert conf["storm.bind.external"] is True
-    (secret,) = COMPOSE["secrets"]
-    assert COMPOSE["secrets"][secret] == {"environment": "STORM_SECRET"}
-    assert conf["storm.secret.file"] == f"/run/secrets/{secret}"
-    uid = re.search(r"useradd .*--uid (\d+)", (DOCKER / "Dockerfile").read_text(encoding="utf-8"))
-    assert uid is not None
-    for name, service in SERVICES.items():
-        if service["image"].startswith("storm-dagster"):
-            (given,) = service["secrets"]
-            assert (given["source"], given["uid"], given["mode"]) == (secret, uid[1], 0o400), name
+    assert conf["storm.secret.file"] == "/run/secrets/storm_secret"
+    for name, service in OURS.items():
+        if service["image"].split(":")[0] in ("storm-dagster", "storm-dagster-worker"):
+            assert "storm_secret" in service["secrets"], name
+        assert not any("PASSWORD" in key and not key.endswith("_FILE") for key in service.get("environment", {})), name
+    for secret in COMPOSE["secrets"].values():
+        assert re.fullmatch(r"\$\{SECRETS:-\./secrets\}/\w+", secret["file"])
+
+
+def test_what_must_survive_lies_in_volumes() -> None:
+    for name in ("zk1", "zk2", "zk3"):
+        targets = {volume.split(":")[1] for volume in SERVICES[name]["volumes"]}
+        assert targets == {"/data", "/datalog"}, "a transaction log in no volume is lost with the container"
+    state = load_cluster_conf(DOCKER)["topology.state.dir"]
+    for name in ("supervisor1", "supervisor2", "supervisor3"):
+        assert f"state:{state}" in SERVICES[name]["volumes"], "a task that moves finds its state"
+    assert "postgres:/var/lib/postgresql/data" in SERVICES["postgres"]["volumes"]
 
 
 def test_the_image_copies_only_files_that_exist() -> None:
-    text = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
-    for line in re.findall(r"^COPY (.+)$", text, flags=re.M):
+    for line in re.findall(r"^COPY (.+)$", DOCKERFILE, flags=re.M):
         *sources, _target = line.split()
         for source in sources:
             assert (ROOT / source).exists(), source
+    for name in ("setup", "base/make", *(f"parts/{part.name}" for part in (DOCKER / "parts").iterdir())):
+        assert os.access(DOCKER / name, os.X_OK), f"docker/{name} is not executable"
+
+
+def test_images_have_the_version_and_the_user_of_the_repository() -> None:
+    version = storm_dagster.__version__
+    for name, service in SERVICES.items():
+        image = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", service["image"])
+        assert image.partition(":")[2] == version, name
+    (uid,) = re.findall(r"^ARG UID=(\d+)$", DOCKERFILE, flags=re.M)
+    assert f"uid={uid}\n" in (DOCKER / "setup").read_text(encoding="utf-8")
+    assert DOCKERFILE.count("\nUSER storm\n") == 5, "every image runs as it"
+
+
+def test_the_locked_versions_are_those_that_the_package_asks_for() -> None:
+    lines = (DOCKER / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    locked = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    for requirement in map(Requirement, [*declared, "dagster-postgres"]):
+        version = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} is locked to {version}"
+
+
+@pytest.mark.parametrize(("secret", "said"), [("", "there is no secret"), ("short", "is weak"), ("a" * 64, "is weak")])
+def test_setup_refuses_a_missing_or_weak_secret_with_one_line(tmp_path: Path, secret: str, said: str) -> None:
+    env = {**os.environ, "STORM_SECRET": secret, "SECRETS": str(tmp_path / "none")}
+    done = subprocess.run([str(DOCKER / "setup")], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not done.stdout
+    assert said in done.stderr and "STORM_SECRET=$(openssl rand -hex 32) docker/setup" in done.stderr
 
 
 def test_dagster_yaml_and_workspace_parse() -> None:
     assert yaml.safe_load((DOCKER / "dagster.yaml").read_text(encoding="utf-8"))
-    workspace = yaml.safe_load((DOCKER / "workspace.yaml").read_text(encoding="utf-8"))
-    assert workspace["load_from"][0]["grpc_server"]["location_name"] == "storm"
+    (server,) = yaml.safe_load((DOCKER / "workspace.yaml").read_text(encoding="utf-8"))["load_from"]
+    command = SERVICES["dagster-code"]["command"]
+    assert server["grpc_server"]["socket"] == command[command.index("--socket") + 1]
+    assert server["grpc_server"]["location_name"] == load_cluster_conf(DOCKER)["dagster.location"]
