@@ -27,7 +27,7 @@ from faults import all_faults
 from watcher import NAME, PROBE, Watcher, table
 
 LOGS = ROOT / "build" / "docker" / "logs"
-FILES, LIMIT, RATE = 60, 30_000, 400
+FILES, LIMIT, RATE = 60, 30_000, 200
 BEGAN = time.monotonic()
 
 
