@@ -7,8 +7,10 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,10 +22,13 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 _log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+_T = TypeVar("_T")
 MOST_JSON_BYTES = 1 << 20
 """Largest JSON body of a request."""
 _BODY_SECS = 10.0
 """Longest time that the whole of it may take."""
+_MOST_READS = 16
+_reads: RunVar[CapacityLimiter] = RunVar("storm_dagster_reads")
 
 
 def error_response(error: StormDagsterError) -> JSONResponse:
@@ -89,11 +94,25 @@ async def bounded_json(request: Request) -> dict[str, Any]:
     return document
 
 
+async def run_read(function: Callable[..., _T], *args: Any) -> _T:
+    """Run a blocking read in a thread, at most 16 at once.
+
+    Changes have threads of their own (``run_in_threadpool``): however many pages wait for a topology master, ``kill``
+    waits for none of them.
+    """
+    try:
+        limiter = _reads.get()
+    except LookupError:
+        limiter = CapacityLimiter(_MOST_READS)
+        _reads.set(limiter)
+    return await to_thread.run_sync(function, *args, limiter=limiter)
+
+
 def get(answer: Callable[[Request], Any], status: int = 200) -> Endpoint:
-    """An endpoint from a blocking function that returns a JSON document; it runs in a thread."""
+    """An endpoint from a blocking function that returns a JSON document; it runs in a thread of :func:`run_read`."""
 
     async def endpoint(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(answer, request), status_code=status)
+        return JSONResponse(await run_read(answer, request), status_code=status)
 
     return endpoint
 

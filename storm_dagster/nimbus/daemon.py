@@ -49,8 +49,9 @@ from storm_dagster.nimbus.leadership.start import (
 from storm_dagster.nimbus.member import Identity, Nimbus
 from storm_dagster.nimbus.requests.action_listener import ActionNotifier
 from storm_dagster.nimbus.requests.inbox import clean_inbox
-from storm_dagster.nimbus.requests.reading import ClusterReader, TopologyStats
+from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import load_inimbus

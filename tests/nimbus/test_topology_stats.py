@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import zmq
+from starlette.concurrency import run_in_threadpool
 
+from storm_dagster.http.responses import run_read
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -19,7 +26,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import decode_request
-from storm_dagster.nimbus.requests.reading import TopologyStats
+from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 
 
 def topology(port: int, *, live: bool = True) -> TopologyView:
@@ -74,3 +81,80 @@ def test_a_silent_one_is_left_alone_for_a_moment() -> None:
         assert stats._silent, "it is remembered"
         assert stats.ask(view) is None
     assert TopologyStats().ask(topology(1, live=False)) is None
+
+
+def test_who_asks_at_the_same_time_shares_one_request() -> None:
+    asked: list[str] = []
+    go = threading.Event()
+
+    def ask(view: TopologyView) -> dict[str, Any]:
+        asked.append(view.id)
+        go.wait(10)
+        return {"tasks": {"1": {}}}
+
+    shared, view = SharedAnswers(ask, 60.0), topology(1)
+    with ThreadPoolExecutor(20) as pool:
+        waiting = [pool.submit(shared.get, view) for _ in range(20)]
+        time.sleep(0.1)
+        go.set()
+        assert all(one.result(10) == {"tasks": {"1": {}}} for one in waiting)
+    assert shared.get(view) == {"tasks": {"1": {}}}
+    assert asked == ["wc-1-1"]
+
+
+def test_three_hundred_topologies_keep_their_answers() -> None:
+    asked: list[str] = []
+    shared = SharedAnswers(lambda view: (asked.append(view.id), {"of": view.id})[1], 60.0)
+    views = [replace(topology(1), id=f"wc{number}-1-1") for number in range(300)]
+    for _ in range(2):
+        assert [shared.get(view) for view in views] == [{"of": view.id} for view in views]
+    assert len(asked) == 300
+
+
+def test_no_answer_is_asked_for_again_and_an_error_keeps_nobody_waiting() -> None:
+    answers: list[Any] = [None, ValueError("broken"), {"tasks": {}}]
+
+    def ask(view: TopologyView) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    shared = SharedAnswers(ask, 60.0)
+    assert shared.get(topology(1)) is None
+    with pytest.raises(ValueError):
+        shared.get(topology(1))
+    assert shared.get(topology(1)) == {"tasks": {}}
+
+
+def test_a_page_gets_the_answer_before_while_a_topology_master_is_silent() -> None:
+    go, answers = threading.Event(), iter([{"number": 1}, {"number": 2}])
+
+    def ask(view: TopologyView) -> Any:
+        answer = next(answers)
+        if answer["number"] == 2:
+            go.wait(10)
+        return answer
+
+    shared = SharedAnswers(ask, 0.0)
+    with ThreadPoolExecutor(1) as askers:
+        assert shared.latest(topology(1), askers, 10.0)[0] == {"number": 1}
+        answer, age = shared.latest(topology(1), askers, 0.05)
+        assert answer == {"number": 1} and age >= 0.05
+        go.set()
+        assert shared.latest(topology(1), askers, 10.0)[0] == {"number": 2}
+
+
+def test_reads_that_wait_hold_no_thread_of_a_change() -> None:
+    go = threading.Event()
+
+    async def serve() -> list[str]:
+        reads = [asyncio.create_task(run_read(go.wait, 30)) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        done = [await run_in_threadpool(lambda: "changed")]
+        done.append("reads wait" if not any(read.done() for read in reads) else "reads are over")
+        go.set()
+        await asyncio.gather(*reads)
+        return done
+
+    assert asyncio.run(serve()) == ["changed", "reads wait"]

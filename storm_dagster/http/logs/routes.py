@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
@@ -25,6 +24,7 @@ from storm_dagster.http.logs.pages import (
 from storm_dagster.http.logs.search import Found, Search, search_log
 from storm_dagster.http.logs.tree import LogTree
 from storm_dagster.http.query import query_flag, query_int, query_text, query_word
+from storm_dagster.http.responses import run_read
 from storm_dagster.http.schemas import Port, choice
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
@@ -148,13 +148,13 @@ class LogRoutes:
             raise InvalidRequest(f"cmd must be one of {', '.join(_COMMANDS)}, got {command!r:.40}")
         reading = {"showLog": self._show, "download": self._download, "listDir": self._list, "searchLog": self._search}
         if command in reading:
-            return await run_in_threadpool(reading[command], request)
+            return await run_read(reading[command], request)
         if command == "showConf":
-            return JSONResponse(dict(await run_in_threadpool(self._conf)))
+            return JSONResponse(dict(await run_read(self._conf)))
         port = query_int(request, "workerPort")
         if port is None or not 0 <= port <= 65535:
             raise InvalidRequest("workerPort must be the port of a worker, such as workerPort=6900")
-        return PlainTextResponse(await run_in_threadpool(self._stacks, port))
+        return PlainTextResponse(await run_read(self._stacks, port))
 
     def _show(self, request: Request) -> Response:
         stream, size = self._tree.open(_required(request, "log"))
@@ -265,7 +265,7 @@ class LogRoutes:
                     found.extend(f"{folder}/{one.name}" for one in self._workers.list(folder) if not one.is_folder)
             return found
 
-        return JSONResponse(await run_in_threadpool(names))
+        return JSONResponse(await run_read(names))
 
     def _tree_has_workers(self) -> bool:
         try:
@@ -295,7 +295,7 @@ def _attached(name: str) -> dict[str, str]:
 
 def _in_thread(answer: Callable[[Request], Response]) -> Any:
     async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(answer, request)
+        return await run_read(answer, request)
 
     return endpoint
 

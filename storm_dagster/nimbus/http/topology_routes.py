@@ -7,13 +7,12 @@ from functools import reduce
 from operator import or_
 from typing import Any, Literal
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from storm_dagster.http.description import HttpOperation, Media, Parameter, path_names
 from storm_dagster.http.query import query_text
-from storm_dagster.http.responses import Endpoint, get, post
+from storm_dagster.http.responses import Endpoint, get, post, run_read
 from storm_dagster.http.schemas import choice
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.verbs import VERBS, BlacklistRequest, SubmitRequest, check_request
@@ -51,7 +50,7 @@ def topology_operations(
         return reader.dead_letters(path_name(request), replay, **asked)
 
     async def exposition(request: Request) -> Response:
-        return Response(await run_in_threadpool(metrics.exposition), media_type=metrics.media_type)
+        return Response(await run_read(metrics.exposition), media_type=metrics.media_type)
 
     def path_name(request: Request) -> str:
         return request.path_params["name"]

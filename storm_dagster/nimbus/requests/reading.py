@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -26,53 +25,14 @@ from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
 from storm_dagster.nimbus.requests.task_pages import dead_letters, read_state
+from storm_dagster.nimbus.requests.topology_stats import AskTopologyMaster, SharedAnswers
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
-from storm_dagster.operations.live.worker_curve import link_key_of
-from storm_dagster.operations.live.worker_requests import ask_topology_master
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import explain_document, local_state_problems, problems
-
-_log = logging.getLogger(__name__)
-
-AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]
-"""Statistics of a whole topology from the worker that runs its topology master; ``None`` without an answer."""
 
 _VIEW_SECS = 0.2
 _STATS_SECS = 1.0
 _COPIES_SECS = 2.0
-_MOST_STATS = 256
-_ANSWER_SECS = 1.0
-_LEFT_ALONE_SECS = 2.0
-"""A topology master that did not answer is left alone for this long, so that pages do not wait for it each time."""
-
-
-class TopologyStats:
-    """Asks topology masters, and remembers for a moment which of them are silent."""
-
-    def __init__(self, security: Security | None = None) -> None:
-        self._security = security or Security()
-        self._silent: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def ask(self, topology: TopologyView) -> Mapping[str, Any] | None:
-        """``{"tasks": ..., "workers": ...}``; ``None`` when the topology master does not run or does not answer."""
-        began = time.monotonic()
-        with self._lock:
-            self._silent = {key: until for key, until in self._silent.items() if until > began}
-            if topology.id in self._silent:
-                return None
-        try:
-            key = link_key_of(self._security, topology.id)
-            answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key)
-        except StormDagsterError as error:
-            _log.info("the topology master of %s answered with an error: %s", topology.id, error)
-            answer = None
-        now = time.monotonic()
-        if answer is None and now - began >= _ANSWER_SECS:
-            _log.info("the topology master of %s does not answer", topology.id)
-            with self._lock:
-                self._silent[topology.id] = now + _LEFT_ALONE_SECS
-        return answer
 
 
 class ClusterReader:
@@ -81,11 +41,9 @@ class ClusterReader:
     def __init__(self, nimbus: Nimbus, ask: AskTopologyMaster) -> None:
         self._nimbus = nimbus
         self.security: Security = Security.of(nimbus.conf)
-        self._ask = ask
         self._view: tuple[float, ClusterView] | None = None
         self._view_lock = threading.Lock()
-        self._stats: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
-        self._stats_lock = threading.Lock()
+        self._stats = SharedAnswers(ask, _STATS_SECS)
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
         self._http = httpx.Client(timeout=1.0, **self.security.client_options())
@@ -125,7 +83,7 @@ class ClusterReader:
         view = self.view()
         ctx = self._reading_context()
         topology = topology_by_name(view, name)
-        stats, now_secs = self._stats_of(topology), int(time.time())
+        stats, now_secs = self._stats.get(topology), int(time.time())
         document = status.show_document(
             view,
             topology.id,
@@ -192,19 +150,19 @@ class ClusterReader:
         topology = topology_by_name(self.view(), name)
         return snapshot_topology(
             topology,
-            self._stats_of(topology),
+            self._stats.get(topology),
             now_secs=int(time.time()),
             errors=status.errors_of(self._reading_context(), topology.id),
         )
 
     def stats(self, name: str) -> Mapping[str, Any] | None:
         """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
-        return self._stats_of(topology_by_name(self.view(), name))
+        return self._stats.get(topology_by_name(self.view(), name))
 
     def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
         """Snapshots of every topology, without errors; statistics of those whose topology master responds in time."""
         topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
-        pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
+        pending = {one.id: self._askers.submit(self._stats.get, one) for one in topologies}
         wait(pending.values(), timeout=deadline_secs)
         now_secs = int(time.time())
         found: list[TopologySnapshot] = []
@@ -337,21 +295,6 @@ class ClusterReader:
     def _reading_context(self) -> OperationsContext:
         # Reading is fenced with nothing: any epoch will do.
         return self._nimbus.operations(epoch=-1)
-
-    def _stats_of(self, topology: TopologyView) -> Mapping[str, Any] | None:
-        now = time.monotonic()
-        with self._stats_lock:
-            cached = self._stats.get(topology.id)
-            if cached is not None and now - cached[0] < _STATS_SECS:
-                return cached[1]
-        answer = self._ask(topology)
-        if answer is None:
-            return None  # not cached: a topology that is just starting is asked again at once
-        with self._stats_lock:
-            if len(self._stats) >= _MOST_STATS:
-                self._stats.clear()
-            self._stats[topology.id] = (time.monotonic(), answer)
-        return answer
 
 
 def _alarm_of(healer: bytes | None) -> str | None:

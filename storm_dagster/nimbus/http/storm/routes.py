@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from storm_dagster.http.description import HttpOperation, Parameter, path_names
 from storm_dagster.http.query import query_text
-from storm_dagster.http.responses import Endpoint, bounded_json
+from storm_dagster.http.responses import Endpoint, bounded_json, run_read
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.http.storm import schemas
 from storm_dagster.nimbus.http.storm.actions import TopologyActions
@@ -92,7 +92,7 @@ def _read(path: str, answer: Callable[..., Any], summary: str, kind: Any) -> Htt
             query = {name: value(query_text(request, one.name)) for name, (one, value) in asked.items()}
             return answer(*request.path_params.values(), **query)
 
-        return await run_in_threadpool(read)
+        return await run_read(read)
 
     query = tuple(one for one, _ in asked.values())
     return _operation("GET", path, _storm_endpoint(work), summary, query, answers={200: kind}, errors=_READING)
