@@ -50,6 +50,11 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     ``process`` is left out while it is the same as ``execute``."""
     waiting: int = 0
     """Tuples in the task's queue."""
+    busy_ns: int = 0
+    """Time that the sampled tuples took to execute, of all time; ``timed`` is their number."""
+    timed: int = 0
+    held_ms: int = 0
+    """Time in which back pressure held the task back, of all time."""
 
 
 class WorkerReport(msgspec.Struct, omit_defaults=True):
@@ -66,7 +71,7 @@ class WorkerReport(msgspec.Struct, omit_defaults=True):
     status: str
     tasks: dict[str, TaskReport]
     system: dict[str, int | float] = {}
-    """Of the worker itself (``__system``): frames dropped, queue lengths, memory."""
+    """Of the worker itself (``__system``): frames dropped, queue lengths, its own clock, CPU time, memory."""
 
 
 class Frame(msgspec.Struct, array_like=True):
@@ -137,7 +142,15 @@ class LetterQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     """Emit them again."""
 
 
-Question = Literal["stats", "stacks", "ping", "log_levels", "state", "dead_letters"]
+class HistoryQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Query of the rings of the topology master: of one component, or of the whole topology."""
+
+    component: str = ""
+    day: bool = False
+    """The ring of a day instead of that of an hour."""
+
+
+Question = Literal["stats", "stacks", "ping", "log_levels", "state", "dead_letters", "history"]
 
 
 class RequestToken(msgspec.Struct):
@@ -157,6 +170,8 @@ class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """With ``state``."""
     letters: LetterQuestion | None = None
     """With ``dead_letters``."""
+    history: HistoryQuestion | None = None
+    """With ``history``."""
 
 
 encode_frame: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode

@@ -12,6 +12,7 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.engine.history import TopologyHistory
 
 
 class ListeningClock:
@@ -45,6 +46,8 @@ class TopologyMasterTable:
         self._awaited: dict[int, float] = {}
         """Task without a report -> when it was first missed."""
         self._placement: Placement | None = None
+        self.history = TopologyHistory()
+        """Used only by the loop."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
         """Store a report; a new process of a slot starts to count at 1. ``now`` is of a :class:`ListeningClock`."""
@@ -53,6 +56,7 @@ class TopologyMasterTable:
             known = self._reports.get(key)
             count = known[2] + 1 if known is not None and known[0].pid == report.pid else 1
             self._reports[key] = (report, now, count)
+        self.history.receive(key, report, now)
 
     def follow(self, placement: Placement) -> None:
         """Judge by ``placement`` from now on; reports of other slots, and of former processes, are dropped."""
@@ -62,6 +66,7 @@ class TopologyMasterTable:
             wanted = {f"{node}:{port}" for node, port in {*placement.slots.values()} - started}
             self._reports = {key: found for key, found in self._reports.items() if key in wanted}
             self._placement = placement
+        self.history.forget({f"{node}:{port}" for node, port in placement.slots.values()})
 
     def _judged_tasks(self, report: WorkerReport) -> set[int]:
         """Tasks of a report that its slot still holds."""
@@ -104,13 +109,14 @@ class TopologyMasterTable:
             tasks = [task for report, _, _ in self._reports.values() for task in report.tasks.values()]
         return sorted({f"{task.component}:{name}" for task in tasks for name in task.metrics})
 
-    def document(self) -> dict[str, Any]:
-        """Statistics of all tasks and workers, for a stats request."""
+    def document(self, now: float = 0.0) -> dict[str, Any]:
+        """Statistics of all tasks and workers, and what flows now, for a stats request."""
         with self._lock:
             reports = dict(self._reports)
+        flow = self.history.flow(now)
         tasks: dict[str, Any] = {}
         workers: dict[str, Any] = {}
-        for key, (report, _, count) in sorted(reports.items(), key=lambda item: item[1][1]):
+        for key, (report, received, count) in sorted(reports.items(), key=lambda item: item[1][1]):
             workers[key] = {
                 "pid": report.pid,
                 "host": report.host,
@@ -118,8 +124,11 @@ class TopologyMasterTable:
                 "version": report.version,
                 "status": report.status,
                 "beats": count,
+                "silent_secs": round(max(0.0, now - received), 1),
+                "restarts": self.history.restarts(key, now),
                 "system": report.system,
             }
             for task, one in report.tasks.items():
                 tasks[task] = {**msgspec.structs.asdict(one), "node": report.node, "port": report.port}
-        return {"tasks": tasks, "workers": workers}
+                tasks[task] |= flow["tasks"].get(task, {})
+        return {"tasks": tasks, "workers": workers, "components": flow["components"], "edges": flow["edges"]}

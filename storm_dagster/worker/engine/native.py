@@ -396,7 +396,7 @@ class NativeEngine:
             mine_ready = all(runner.status == "running" for runner in self._order)
             self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
         shared.spouts_run = shared.active and self._released and not shared.closing
-        self._pressure.apply(self._order)
+        self._pressure.apply(self._order, now)
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next pass is due, unless something arrives."""
@@ -442,6 +442,9 @@ class NativeEngine:
                 window_streams=runner.stats.window_streams(now),
                 latencies=runner.stats.window_latencies(now),
                 waiting=runner.waiting(),
+                busy_ns=runner.stats.execute_ns,
+                timed=runner.stats.timed,
+                held_ms=int(runner.held_secs * 1000),
                 errors=runner.stats.errors,
                 metrics=runner.stats.metrics,
             )

@@ -45,6 +45,7 @@ class Pressure:
         self._large = False
         """Whether a large tuple has come from a peer."""
         self._sent = 0.0
+        self._applied = 0.0
         self._peers: dict[tuple[str, int], tuple[float, frozenset[str]]] = {}
         """Slot -> (expiry of its request, full components)."""
         self._readers: dict[str, set[str]] = {name: set() for name, _, _ in spec.components()}
@@ -98,10 +99,13 @@ class Pressure:
             if placement.components.get(task) in senders:
                 self._fed[slot].add(placement.components[task])
 
-    def apply(self, runners: Iterable[Runner]) -> None:
-        """Tell all tasks whether they must wait."""
+    def apply(self, runners: Iterable[Runner], now: float = 0.0) -> None:
+        """Tell all tasks whether they must wait from ``now`` on, and count how long they waited before."""
         full = self._own.union(*(names for _, names in self._peers.values()))
+        passed, self._applied = now - self._applied, now
         for runner in runners:
+            if runner.held:
+                runner.held_secs += passed
             component = runner.component
             if runner.kind == "spout":
                 runner.held = _ALL in full or not full.isdisjoint(self._downstream.get(component, ()))

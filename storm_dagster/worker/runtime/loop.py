@@ -314,6 +314,9 @@ class Loop:
                 "open_trees": self.engine.open_trees(),
                 "replayed_trees": self.engine.shared.lost_trees,
                 "lease_pauses": self.lease.pauses,
+                "uptime_ms": int((time.monotonic() - self._started) * 1000),
+                "cpu_ms": int(time.process_time() * 1000),
+                "memory_bytes": memory_bytes(),
             },
         )
 
@@ -332,6 +335,7 @@ class Loop:
             # More than two intervals without a report of its own: this worker was paused or frozen.
             engine.master.listening.tick(now, 2 * self._report_secs + 1)
             engine.master.receive(self.report())
+            engine.master.table.history.advance(engine.master.listening.now, time.time(), engine.spec.spouts)
             return
         for task, component in placement.components.items():
             if component == "__topology_master" and task in placement.slots:
@@ -374,6 +378,10 @@ class Loop:
             return self._state_page(request.state)
         if request.letters is not None:
             return self._letters_page(request.letters)
+        if request.history is not None:
+            if self.engine.master is None:
+                raise Unavailable("the topology master does not run in this worker now: ask again in a moment")
+            return self.engine.master.table.history.answer(request.history)
         return {"pid": os.getpid(), "status": self.status()}
 
     def _letters_page(self, query: LetterQuestion) -> dict[str, Any]:
@@ -394,12 +402,21 @@ class Loop:
         master = self.engine.master
         if master is not None:
             master.table.receive(self.report(), master.listening.now)
-            return master.table.document()
+            return master.table.document(master.listening.now)
         from storm_dagster.worker.engine.master import TopologyMasterTable
 
         alone = TopologyMasterTable(self.spec.topology_id, 0)
         alone.receive(self.report(), time.monotonic())
         return alone.document()
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process; 0 on a system without ``/proc``."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def thread_stacks() -> dict[str, list[str]]:

@@ -172,6 +172,8 @@ class Runner:
         """Other task of the component -> the link to it."""
         self.held = False
         """Whether back pressure stops this task (:class:`Pressure`). Read by any thread."""
+        self.held_secs = 0.0
+        """How long it did so far."""
         self.in_cycle = False
         """Whether what holds it reads, directly or not, from this component."""
         self.next_turn = 0.0
