@@ -57,6 +57,7 @@ def show(invocation: Invocation, name: str) -> None:
     click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
     for problem in document.get("problems", []):
         click.echo(plain(f"warning: {problem}"), err=True)
+    _print_findings(document)
     print_table(
         "workers",
         ["node", "host:port", "pid", "uptime", "version", "tasks"],
@@ -108,6 +109,12 @@ def show(invocation: Invocation, name: str) -> None:
         click.echo(
             plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}{times}"), err=True
         )
+
+
+def _print_findings(document: dict[str, Any]) -> None:
+    """A line for each finding; nothing from an older nimbus."""
+    for one in document.get("findings", []):
+        click.echo(plain(f"{one['severity']}: {one['text']} What to do: {one['remedy']}."))
 
 
 def _print_loads(document: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.cli.topology_verbs import _print_loads
+from storm_dagster.cli.topology_verbs import _print_findings, _print_loads
 
 
 def part(**of: Any) -> dict[str, Any]:
@@ -33,6 +33,14 @@ def test_a_line_for_each_kind_of_latency(capsys: pytest.CaptureFixture[str]) -> 
         ["idle", "0", "0", "12", rows[-1][4], "-", "-", "-"],
     ]
     assert "back pressure: 1 of 2 workers" in printed and "__acker" not in printed
+
+
+def test_a_finding_is_a_line_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    finding = {"severity": "warning", "text": "count is the bottleneck.", "remedy": "make it faster\x1b[31m"}
+    _print_findings({"findings": [finding]})
+    assert capsys.readouterr().out == "warning: count is the bottleneck. What to do: make it faster?[31m.\n"
+    _print_findings({})
+    assert capsys.readouterr().out == ""
 
 
 def test_an_older_nimbus_gives_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,12 @@ import pytest
 from storm_dagster.core.invariants import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
-from storm_dagster.defs.observe.checks import CHECK_ASSETS, EXPOSURES_CHECK, view_findings
+from storm_dagster.defs.observe.checks import CHECK_ASSETS, DIAGNOSIS_CHECK, EXPOSURES_CHECK, view_findings
 from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS
+from storm_dagster.model import paths
 from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges
-from storm_dagster.model.records import Assignment
+from storm_dagster.model.records import Assignment, encode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -62,7 +63,8 @@ def test_every_check_passes_on_a_sound_cluster(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     names = {key.name for key in checks(world)}
-    assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, "blobs_present", "invariants", SETTINGS_CHECK, EXPOSURES_CHECK}
+    others = {"blobs_present", "invariants", SETTINGS_CHECK, EXPOSURES_CHECK, DIAGNOSIS_CHECK}
+    assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, *others}
     for name in names - {SETTINGS_CHECK, EXPOSURES_CHECK}:  # They look at Dagster, and at who reaches the cluster.
         evaluation = check(world, name)
         assert evaluation.passed, name
@@ -81,6 +83,21 @@ def test_exposures_are_those_of_doctor_with_their_remedies(world: DagsterWorld) 
     assert shown(evaluation)["exposures"] == len(exposed)
     assert {"callers", "ZooKeeper", "workers"} <= {row["check"] for row in exposed}
     assert all(row["mend"] in (evaluation.description or "") for row in exposed)
+
+
+def test_what_a_topology_suffers_from_fails_its_check(world: DagsterWorld) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    topology_id = world.topology("wc").id
+    assert check(world, DIAGNOSIS_CHECK).passed, "it has only begun"
+    view = world.cluster.load_view()
+    base = view.topologies[topology_id].base.model_copy(update={"launch_time_secs": 1_700_000_000})
+    world.cluster.state.set_data(paths.topology(topology_id), encode_record(base))
+    evaluation = check(world, DIAGNOSIS_CHECK)
+    assert not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.WARN
+    (row,) = [record.data for record in shown(evaluation)["findings"]]
+    assert (row["topology"], row["kind"]) == ("wc", "silent-master")
+    assert "storm-dagster restart wc" in str(row["remedy"])
+    assert str(row["found"]) in (evaluation.description or "")
 
 
 def test_a_closed_cluster_exposes_nothing(

@@ -6,6 +6,7 @@ cluster changes.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import dagster as dg
@@ -29,11 +30,16 @@ from storm_dagster.defs.pictures.metadata import notes, table
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import ask_topology_master
+from storm_dagster.operations.read.diagnosing import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
 
 EXPOSURES_CHECK = "exposures"
+DIAGNOSIS_CHECK = "diagnosis"
 _STABLE_SECS = 5.0
 
 _ASSETS: Mapping[str, dg.AssetKey] = {
@@ -110,6 +116,26 @@ def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
     )
 
 
+def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
+    """No active topology has a bottleneck, a growing lag or another finding of ``show``; else each with its remedy."""
+    with step_errors(), zookeeper.cluster() as cluster:
+        view, security, now = cluster.load_view(), Security.of(zookeeper.conf()), int(time.time())
+        active = [one for one in view.topologies.values() if one.base.status == "ACTIVE"]
+        found = [
+            (one.base.name, finding)
+            for one in active
+            for finding in findings_of(one, ask_topology_master(one, 1.0, link_key_of(security, one.id)), now_secs=now)
+        ]
+    rows = [(name, one.kind, one.component, one.text, one.remedy) for name, one in found if one.severity == "warning"]
+    return dg.AssetCheckResult(
+        passed=not rows,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="; ".join(f"{name}: {text} {remedy}" for name, _, _, text, remedy in rows)
+        or "every topology keeps up",
+        metadata={"findings": table("topology kind component found remedy", rows), "topologies": len(active)},
+    )
+
+
 def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
     """Every invariant of the cluster, in at least two looks."""
     home = handles.zookeeper.home_path()
@@ -145,6 +171,11 @@ _CHECKS: Mapping[str, _Check] = {
         NIMBUS,
         "Nothing is exposed to others, as `storm-dagster doctor --security` checks; else what, with its remedy.",
         exposures_check,
+    ),
+    DIAGNOSIS_CHECK: (
+        ACTIVE_TOPOLOGY,
+        "Every active topology keeps up and loses nothing; else what is slow or fails, and what to do.",
+        diagnosis_check,
     ),
     SETTINGS_CHECK: (
         SUPERVISORS,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from storm_dagster.core.diagnosis import FindingKind
 from storm_dagster.http.schemas import Natural, document, types_of
 
 _TYPES = types_of(
     {
-        str: "id name address version component node host error token stream cluster_id",
+        str: "id name address version component node host error token stream cluster_id text remedy",
         str | None: "leader_http run_id next raw",
         bool: "leader degraded healer blacklisted",
         int: "task port time count number failed_task tries first_ms last_ms replayed_ms executors",
@@ -73,11 +74,19 @@ _ShowError = _document(
     "An error that a task reported ``count`` times; ``time`` of the last one in epoch seconds.",
     "component task host port time error count",
 )
+_ShowFinding = _document(
+    "ShowFinding",
+    "What is slow or goes wrong, and what to do; ``component`` is empty for the topology as a whole.",
+    "component text remedy",
+    kind=FindingKind,
+    severity=Literal["warning", "note"],
+)
 ShowDocument = _document(
     "ShowDocument",
     "One topology with its tasks, workers, statistics and errors; ``back_pressure`` counts the workers that hold\n"
     "its spouts back.",
     "id name status uptime_secs back_pressure problems",
+    findings=list[_ShowFinding],
     workers=list[_ShowWorker],
     tasks=list[_ShowTask],
     components=dict[str, _ShowComponent],

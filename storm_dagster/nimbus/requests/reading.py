@@ -28,6 +28,7 @@ from storm_dagster.nimbus.requests.task_pages import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import AskTopologyMaster, SharedAnswers
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
+from storm_dagster.operations.read.diagnosing import findings_of
 from storm_dagster.operations.read.explaining import explain_document, local_state_problems, problems
 
 _VIEW_SECS = 0.2
@@ -81,15 +82,15 @@ class ClusterReader:
     def show(self, name: str) -> dict[str, Any]:
         """``show --json`` of a topology by name or id; :class:`NotAlive` when there is none."""
         view = self.view()
-        ctx = self._reading_context()
         topology = topology_by_name(view, name)
         stats, now_secs = self._stats.get(topology), int(time.time())
+        errors = status.errors_of(self._reading_context(), topology.id)
         document = status.show_document(
             view,
             topology.id,
             stats,
             now_secs=now_secs,
-            errors=status.errors_of(ctx, topology.id),
+            errors=errors,
             launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
         )
         snapshot = snapshot_topology(topology, stats, now_secs=now_secs)
@@ -98,6 +99,7 @@ class ClusterReader:
         return {
             **document,
             "back_pressure": snapshot.back_pressure,
+            "findings": [one.to_document() for one in findings_of(topology, stats, now_secs=now_secs, errors=errors)],
             "problems": [
                 *self._problems(view, topology, document),
                 *local_state_problems(topology, self._nimbus.cluster.read_state_home(topology.id)),

@@ -72,7 +72,7 @@ class TopologyHistory:
         self._marks: dict[str, deque[_Mark]] = {}
         self._starts: dict[str, list[float]] = {}
         """Slot -> when a new process took the place of another one there."""
-        self._rows: dict[tuple[str, bool], deque[list[float | None]]] = {}
+        self._rows: dict[tuple[str, bool], deque[list[Any]]] = {}
         self._ends: dict[bool, int] = {}
         self._sums: dict[str, list[Figures]] = {}
         """Component -> its figures since the last row of the day's ring."""
@@ -100,7 +100,7 @@ class TopologyHistory:
         return len(self._starts[key])
 
     def flow(self, now: float) -> Figures:
-        """``{"components": {id: figures by column}, "tasks": {id: {"rate", "busy"}}, "edges": {id: {input: rate}}}``."""
+        """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate", "busy"}}, "edges": {id: {input: rate}}}``."""
         parts: dict[str, Figures] = {}
         tasks: dict[str, Figures] = {}
         edges: dict[str, dict[str, float]] = {}
@@ -138,11 +138,19 @@ class TopologyHistory:
                 part = parts.setdefault(component, _empty())
                 part["buckets"] = sum_buckets([part["buckets"], more])
         return {
-            "components": {name: _shown(part) for name, part in parts.items()},
+            "components": {name: {**_shown(part), "lag_rate": self._lag_rate(name)} for name, part in parts.items()},
             "tasks": tasks,
             "edges": {name: {key: _short(rate) for key, rate in found.items()} for name, found in edges.items()},
             "parts": parts,
         }
+
+    def _lag_rate(self, component: str) -> float | None:
+        """By how much the lag grew per second in the last minute; ``None`` when that is not known."""
+        lag = 1 + COLUMNS.index("lag")
+        rows = [row for row in list(self._rows.get((component, False), ()))[-7:] if row[lag] is not None]
+        if len(rows) < 3 or rows[-1][0] - rows[0][0] > 120:
+            return None
+        return _short((rows[-1][lag] - rows[0][lag]) / (rows[-1][0] - rows[0][0]))
 
     def advance(self, now: float, epoch_secs: float, spouts: Collection[str]) -> None:
         """Add the rows that are due; call it every few seconds."""

@@ -402,7 +402,11 @@ class Loop:
         master = self.engine.master
         if master is not None:
             master.table.receive(self.report(), master.listening.now)
-            return master.table.document(master.listening.now)
+            times = {
+                "timeout_secs": float(self.engine.conf.get("topology.message.timeout.secs") or 30),
+                "report_secs": self._report_secs,
+            }
+            return {**master.table.document(master.listening.now), **times}
         from storm_dagster.worker.engine.master import TopologyMasterTable
 
         alone = TopologyMasterTable(self.spec.topology_id, 0)

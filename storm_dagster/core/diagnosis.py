@@ -1,0 +1,270 @@
+"""Diagnosis of a running topology: from measurements to findings, each with its remedy. Pure.
+
+A finding names one thing to change. A bolt that waits for a slower one downstream is not named: it is held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Literal
+
+from storm_dagster.model.amounts import compact, duration, percent
+
+FindingKind = Literal[
+    "silent-master",
+    "bottleneck",
+    "skew",
+    "lag",
+    "failing",
+    "timing-out",
+    "blocked",
+    "restarts",
+    "slow-host",
+    "no-ackers",
+]
+_BUSY = 0.8
+"""Share of time in execute from which a task is busy."""
+_BACKLOG_SECS = 0.5
+"""Seconds of work in the queues of a component from which it is behind."""
+_STUCK_TUPLES, _STUCK_SECS = 16, 10.0
+_SKEW = 3.0
+_SLOWER = 2.0
+_FAILING = 0.01
+_NEAR_TIMEOUT = 0.8
+_RESTARTS = 2
+
+
+@dataclass(frozen=True)
+class TaskMeasure:
+    """One task: tuples per second, and share of time in execute."""
+
+    task: int
+    host: str
+    rate: float
+    busy: float
+
+
+@dataclass(frozen=True)
+class ComponentMeasure:
+    """One spout or bolt; rates per second, shares of time, latencies in milliseconds."""
+
+    id: str
+    kind: Literal["spout", "bolt"]
+    executors: int = 1
+    sources: frozenset[str] = frozenset()
+    """Components that it reads."""
+    acked: float = 0.0
+    failed: float = 0.0
+    p99_ms: float | None = None
+    """Of whole trees, for a spout."""
+    waiting: int = 0
+    held: float = 0.0
+    lag: float | None = None
+    lag_rate: float | None = None
+    """By how much the lag grows per second; negative while it shrinks."""
+    tasks: tuple[TaskMeasure, ...] = ()
+
+    @property
+    def busy(self) -> float:
+        """Of its busiest task."""
+        return max((one.busy for one in self.tasks), default=0.0)
+
+    @property
+    def backlog_secs(self) -> float:
+        """Time that its tasks need for what waits for them now."""
+        rate = sum(one.rate for one in self.tasks)
+        if not rate:
+            # Nothing was executed lately, and more waits than what has just arrived.
+            return _STUCK_SECS if self.waiting >= _STUCK_TUPLES else 0.0
+        return self.waiting * sum(one.busy for one in self.tasks) / rate / len(self.tasks)
+
+
+@dataclass(frozen=True)
+class WorkerMeasure:
+    """One worker of the topology."""
+
+    host: str
+    port: int
+    silent_secs: float = 0.0
+    """Since its last report to the topology master."""
+    restarts: int = 0
+    """In the last ten minutes."""
+
+
+@dataclass(frozen=True)
+class TopologyMeasure:
+    """A topology at one moment."""
+
+    name: str
+    answered: bool
+    """Whether its topology master did; without it nothing else is known."""
+    master: WorkerMeasure | None = None
+    """The worker that runs the topology master."""
+    ackers: int = 1
+    timeout_secs: float = 30.0
+    report_secs: float = 3.0
+    components: Mapping[str, ComponentMeasure] = field(default_factory=dict)
+    workers: tuple[WorkerMeasure, ...] = ()
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Component -> the first line of its newest error."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to know about a topology, and what to do."""
+
+    kind: FindingKind
+    severity: Literal["warning", "note"]
+    component: str
+    """Empty for one of the whole topology."""
+    text: str
+    remedy: str
+
+    def to_document(self) -> dict[str, str]:
+        """The keys of ``findings`` in ``show --json``."""
+        return asdict(self)
+
+
+def diagnose(topology: TopologyMeasure) -> list[Finding]:
+    """The findings, the most important first; empty for a topology that keeps up and loses nothing."""
+    if not topology.answered:
+        where = f" on {topology.master.host}:{topology.master.port}" if topology.master else ""
+        text = f"The topology master{where} does not answer: rates, latencies and queues are not known."
+        remedy = f"look into the log of its worker; `storm-dagster restart {topology.name}` starts the workers again"
+        return [Finding("silent-master", "warning", "", text, remedy)]
+    found = [
+        *_slow_components(topology),
+        *_lag(topology),
+        *_failures(topology),
+        *_workers(topology),
+        *_slow_hosts(topology),
+    ]
+    if not topology.ackers and any(one.kind == "spout" for one in topology.components.values()):
+        text = "The topology has no ackers: a tuple that is lost with its worker is not replayed."
+        found.append(Finding("no-ackers", "note", "", text, "set topology.acker.executors to 1 or more"))
+    return sorted(found, key=lambda one: one.severity == "note")
+
+
+def upstream_of(component: str, components: Mapping[str, ComponentMeasure]) -> set[str]:
+    """Everything that a component reads, directly or not."""
+    found: set[str] = set()
+    waiting = [component]
+    while waiting:
+        part = components.get(waiting.pop())
+        new = set(part.sources) - found if part is not None else set()
+        found |= new
+        waiting += new
+    return found
+
+
+def _slow_components(topology: TopologyMeasure) -> Iterator[Finding]:
+    bolts = [one for one in topology.components.values() if one.kind == "bolt" and one.tasks]
+    behind = {one.id for one in bolts if one.backlog_secs >= _BACKLOG_SECS}
+    slow = [one for one in bolts if one.id in behind or one.busy >= _BUSY]
+    above = {one.id: upstream_of(one.id, topology.components) for one in slow}
+    for part in sorted(slow, key=lambda one: (-one.backlog_secs, -one.busy, one.id)):
+        # Who feeds a bolt that is behind waits for it. In a cycle each is upstream of the other: the worst is named.
+        if any(part.id in above[other] and not _worse(part, topology, other, above) for other in behind - {part.id}):
+            continue
+        held = max((one.held for name, one in topology.components.items() if one.kind == "spout"), default=0.0)
+        busiest = max(part.tasks, key=lambda one: (one.busy, one.rate))
+        text = f"its busiest task is in execute {percent(min(1.0, part.busy))} of the time, {compact(part.waiting)} tuples wait"
+        if held >= 0.05:
+            text += f", and spouts are held back {percent(held)} of the time"
+        rates = [one.rate for one in part.tasks]
+        if len(rates) > 1 and busiest.rate > _SKEW * max(median(rates), 0.1 * busiest.rate):
+            share = percent(busiest.rate / sum(rates))
+            text = f"Task {busiest.task} of {part.id} gets {share} of the tuples of {len(rates)} tasks: {text}."
+            remedy = "one key dominates: group by more fields or with partial_key; more executors do not help"
+            yield Finding("skew", "warning", part.id, text, remedy)
+            continue
+        more = max(part.executors + 1, round(part.executors * 1.5))
+        remedy = (
+            f"make it faster, or give it more executors: `storm-dagster rebalance {topology.name} -e {part.id}={more}`"
+        )
+        yield Finding("bottleneck", "warning", part.id, f"{part.id} is the bottleneck: {text}.", remedy)
+
+
+def _worse(part: ComponentMeasure, topology: TopologyMeasure, other: str, above: Mapping[str, set[str]]) -> bool:
+    """Whether two are upstream of each other and ``part`` is further behind."""
+    rival = topology.components[other]
+    return other in above[part.id] and (part.backlog_secs, part.id) > (rival.backlog_secs, rival.id)
+
+
+def _lag(topology: TopologyMeasure) -> Iterator[Finding]:
+    for part in topology.components.values():
+        if not part.lag or part.lag_rate is None:
+            continue
+        if part.lag_rate > max(0.5, part.lag / 3600):
+            text = f"The lag of {part.id} is {compact(part.lag)} and grows by {compact(part.lag_rate)}/s."
+            remedy = (
+                "remove the bottleneck if one is named; else raise topology.max.spout.pending, or read with more tasks"
+            )
+            yield Finding("lag", "warning", part.id, text, remedy)
+        elif part.lag_rate < 0 and part.lag / -part.lag_rate > 60:
+            left = duration(part.lag / -part.lag_rate)
+            text = f"The lag of {part.id} is {compact(part.lag)} and shrinks by {compact(-part.lag_rate)}/s."
+            yield Finding("lag", "note", part.id, text, f"wait: it is cleared in {left}")
+
+
+def _failures(topology: TopologyMeasure) -> Iterator[Finding]:
+    for part in topology.components.values():
+        if part.kind != "spout":
+            continue
+        done = part.acked + part.failed
+        share = part.failed / done if done else 0.0
+        if part.p99_ms is not None and part.p99_ms > topology.timeout_secs * 1000 * _NEAR_TIMEOUT:
+            text = (
+                f"Trees of {part.id} take up to {part.p99_ms / 1000:.3g} s (p99) of the {topology.timeout_secs:g} s that they "
+                f"may take{f', and {percent(share)} fail' if share else ''}."
+            )
+            remedy = "lower topology.max.spout.pending, or raise topology.message.timeout.secs"
+            yield Finding("timing-out", "warning", part.id, text, remedy)
+        elif share >= _FAILING:
+            newest = next((f" Newest error: {name}: {text}" for name, text in topology.errors.items()), "")
+            text = f"{percent(share)} of the tuple trees of {part.id} fail ({compact(part.failed)}/s).{newest}"
+            remedy = f"`storm-dagster errors {topology.name}` lists errors with tracebacks"
+            yield Finding("failing", "warning", part.id, text, remedy)
+
+
+def _workers(topology: TopologyMeasure) -> Iterator[Finding]:
+    for worker in topology.workers:
+        where = f"The worker on {worker.host}:{worker.port}"
+        if worker.silent_secs > max(10.0, 4 * topology.report_secs):
+            text = f"{where} has not reported for {duration(worker.silent_secs)}: a call of a task does not return."
+            remedy = (
+                f"its threads are shown by `/logview?cmd=jstack&workerPort={worker.port}` of its host, or by py-spy"
+            )
+            yield Finding("blocked", "warning", "", text, remedy)
+        if worker.restarts >= _RESTARTS:
+            text = f"{where} was started again {worker.restarts} times in the last ten minutes."
+            yield Finding("restarts", "warning", "", text, f"`storm-dagster logs {topology.name}` shows why it ended")
+
+
+def _slow_hosts(topology: TopologyMeasure) -> Iterator[Finding]:
+    """A host whose tasks take longer for a tuple than tasks of the same components on other hosts, all of them."""
+    ratios: dict[str, list[float]] = {}
+    for part in topology.components.values():
+        costs: dict[str, list[float]] = {}
+        for one in part.tasks:
+            if part.kind == "bolt" and one.rate >= 1 and one.busy >= 0.05:
+                costs.setdefault(one.host, []).append(one.busy / one.rate)
+        for host, mine in costs.items():
+            others = [cost for other, found in costs.items() if other != host for cost in found]
+            if others:
+                ratios.setdefault(host, []).append(median(mine) / median(others))
+    for host, found in sorted(ratios.items()):
+        if min(found) >= _SLOWER:
+            text = f"On {host} a tuple takes {median(found):.1f} times as long as on the other hosts."
+            remedy = f"look at its load; `storm-dagster blacklist add {host}` and a rebalance move the work away"
+            yield Finding("slow-host", "warning", "", text, remedy)
+
+
+def newest_errors(errors: Collection[tuple[str, str]]) -> dict[str, str]:
+    """Component -> last line of its newest error; ``errors`` are (component, text), newest first."""
+    found: dict[str, str] = {}
+    for component, text in errors:
+        found.setdefault(component, (text.strip().splitlines() or [""])[-1][:200])
+    return found

@@ -1,0 +1,26 @@
+"""Amounts as people read them: ``2.14k``, ``38 %``, ``2 min``."""
+
+from __future__ import annotations
+
+
+def compact(number: float | None) -> str:
+    """Three digits and a unit (k, M, G); ``-`` for nothing."""
+    if number is None:
+        return "-"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size * 0.9995:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}" if abs(number) >= 0.001 else "0"
+
+
+def percent(share: float) -> str:
+    """A share in whole percents, one digit more below one percent."""
+    return f"{share * 100:.0f} %" if share >= 0.01 or not share else f"{share * 100:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """A time in its largest unit: ``41 s``, ``7 min``, ``3 h``, ``2 d``."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
