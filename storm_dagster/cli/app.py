@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "jar": ("submit_verbs", "Run a program that submits topologies"),
     "list": ("topology_verbs", "List topologies"),
     "show": ("topology_verbs", "One topology: tasks, slots, stats, errors"),
+    "visualize": ("topology_verbs", "Picture of a topology with what flows in it now"),
     **{verb.name: ("change_verbs", verb.summary.partition(". ")[0].rstrip(".")) for verb in CHANGES.values()},
     "blacklist": ("operate_verbs", "Hosts that get no new work"),
     "blob": ("operate_verbs", "Blobs: list, read, store, delete"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import human_seconds, plain, print_answer, print_json, print_table
+from storm_dagster.cli.output import human_seconds, plain, print_answer, print_json, print_table, say
 
 
 @verb("list")
@@ -57,7 +58,6 @@ def show(invocation: Invocation, name: str) -> None:
     click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
     for problem in document.get("problems", []):
         click.echo(plain(f"warning: {problem}"), err=True)
-    _print_findings(document)
     print_table(
         "workers",
         ["node", "host:port", "pid", "uptime", "version", "tasks"],
@@ -103,12 +103,22 @@ def show(invocation: Invocation, name: str) -> None:
     ]
     if reported:
         print_table("metrics", ["task", "component", "metric", "value"], reported)
+    _print_findings(document)
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
         times = f" ({error['count']} times)" if error.get("count", 1) > 1 else ""
         click.echo(
             plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}{times}"), err=True
         )
+
+
+@verb("visualize")
+@click.argument("name")
+def visualize(invocation: Invocation, name: str) -> None:
+    """Print a picture (SVG) of topology NAME with what flows in it now."""
+    with invocation.nimbus() as nimbus:
+        svg = nimbus.request("GET", f"/topologies/{quote(name, safe='')}/graph.svg").text
+    say(invocation.json, {"name": name, "svg": svg}, svg)
 
 
 def _print_findings(document: dict[str, Any]) -> None:

@@ -41,7 +41,8 @@ class TaskMeasure:
     """One task: tuples per second, and share of time in execute."""
 
     task: int
-    host: str
+    worker: str
+    """``host:port``; the tasks of a worker take turns."""
     rate: float
     busy: float
 
@@ -59,7 +60,8 @@ class ComponentMeasure:
     failed: float = 0.0
     p99_ms: float | None = None
     """Of whole trees, for a spout."""
-    waiting: int = 0
+    waiting: float = 0
+    """Tuples in the queues of its tasks."""
     held: float = 0.0
     lag: float | None = None
     lag_rate: float | None = None
@@ -134,9 +136,10 @@ def diagnose(topology: TopologyMeasure) -> list[Finding]:
         text = f"The topology master{where} does not answer: rates, latencies and queues are not known."
         remedy = f"look into the log of its worker; `storm-dagster restart {topology.name}` starts the workers again"
         return [Finding("silent-master", "warning", "", text, remedy)]
+    slow = list(_slow_components(topology))
     found = [
-        *_slow_components(topology),
-        *_lag(topology),
+        *slow,
+        *_lag(topology, [one.component for one in slow]),
         *_failures(topology),
         *_workers(topology),
         *_slow_hosts(topology),
@@ -160,31 +163,59 @@ def upstream_of(component: str, components: Mapping[str, ComponentMeasure]) -> s
 
 
 def _slow_components(topology: TopologyMeasure) -> Iterator[Finding]:
-    bolts = [one for one in topology.components.values() if one.kind == "bolt" and one.tasks]
+    parts = topology.components
+    bolts = [one for one in parts.values() if one.kind == "bolt" and one.tasks]
+    shares: dict[str, dict[str, float]] = {}
+    for part in parts.values():
+        for one in part.tasks:
+            mine = shares.setdefault(one.worker, {})
+            mine[part.id] = mine.get(part.id, 0.0) + one.busy
     behind = {one.id for one in bolts if one.backlog_secs >= _BACKLOG_SECS}
-    slow = [one for one in bolts if one.id in behind or one.busy >= _BUSY]
-    above = {one.id: upstream_of(one.id, topology.components) for one in slow}
-    for part in sorted(slow, key=lambda one: (-one.backlog_secs, -one.busy, one.id)):
+    slow = {_culprit(one, shares) for one in bolts if one.id in behind or one.busy >= _BUSY}
+    above = {name: upstream_of(name, parts) for name in slow}
+    for part in sorted((parts[name] for name in slow), key=lambda one: (-one.backlog_secs, -one.busy, one.id)):
         # Who feeds a bolt that is behind waits for it. In a cycle each is upstream of the other: the worst is named.
-        if any(part.id in above[other] and not _worse(part, topology, other, above) for other in behind - {part.id}):
+        others = (behind & slow) - {part.id}
+        if any(part.id in above[other] and not _worse(part, topology, other, above) for other in others):
             continue
-        held = max((one.held for name, one in topology.components.items() if one.kind == "spout"), default=0.0)
-        busiest = max(part.tasks, key=lambda one: (one.busy, one.rate))
-        text = f"its busiest task is in execute {percent(min(1.0, part.busy))} of the time, {compact(part.waiting)} tuples wait"
-        if held >= 0.05:
-            text += f", and spouts are held back {percent(held)} of the time"
-        rates = [one.rate for one in part.tasks]
-        if len(rates) > 1 and busiest.rate > _SKEW * max(median(rates), 0.1 * busiest.rate):
-            share = percent(busiest.rate / sum(rates))
-            text = f"Task {busiest.task} of {part.id} gets {share} of the tuples of {len(rates)} tasks: {text}."
-            remedy = "one key dominates: group by more fields or with partial_key; more executors do not help"
-            yield Finding("skew", "warning", part.id, text, remedy)
-            continue
+        yield _slow_component(part, topology, shares)
+
+
+def _culprit(part: ComponentMeasure, shares: Mapping[str, Mapping[str, float]]) -> str:
+    """The component itself if it is busy, else the one that takes most of the time of its workers."""
+    if part.busy >= _BUSY:
+        return part.id
+    there: dict[str, float] = {}
+    for worker in {one.worker for one in part.tasks}:
+        for name, share in shares[worker].items():
+            there[name] = there.get(name, 0.0) + share
+    return max(there, key=lambda name: (there[name], name == part.id))
+
+
+def _slow_component(
+    part: ComponentMeasure, topology: TopologyMeasure, shares: Mapping[str, Mapping[str, float]]
+) -> Finding:
+    held = max((one.held for one in topology.components.values() if one.kind == "spout"), default=0.0)
+    busiest = max(part.tasks, key=lambda one: (one.busy, one.rate))
+    load = min(1.0, sum(shares[busiest.worker].values()))
+    text = f"its busiest task is in execute {percent(min(1.0, part.busy))} of the time"
+    if part.busy < _BUSY <= load:
+        text += f" in a worker that is busy {percent(load)}"
+    text += f", {compact(part.waiting)} tuples wait" if part.waiting else ""
+    text += f", and spouts are held back {percent(held)} of the time" if held >= 0.05 else ""
+    rates = [one.rate for one in part.tasks]
+    if len(rates) > 1 and busiest.rate > _SKEW * max(median(rates), 0.1 * busiest.rate):
+        share = percent(busiest.rate / sum(rates))
+        text = f"Task {busiest.task} of {part.id} gets {share} of the tuples of {len(rates)} tasks: {text}."
+        remedy = "one key dominates: group by more fields or with partial_key; more executors do not help"
+        return Finding("skew", "warning", part.id, text, remedy)
+    command = f"storm-dagster rebalance {topology.name}"
+    if part.busy < _BUSY:
+        remedy = f"make it faster, or give the topology more workers: `{command} -n {len(topology.workers) + 1}`"
+    else:
         more = max(part.executors + 1, round(part.executors * 1.5))
-        remedy = (
-            f"make it faster, or give it more executors: `storm-dagster rebalance {topology.name} -e {part.id}={more}`"
-        )
-        yield Finding("bottleneck", "warning", part.id, f"{part.id} is the bottleneck: {text}.", remedy)
+        remedy = f"make it faster, or give it more executors: `{command} -e {part.id}={more}`"
+    return Finding("bottleneck", "warning", part.id, f"{part.id} is the bottleneck: {text}.", remedy)
 
 
 def _worse(part: ComponentMeasure, topology: TopologyMeasure, other: str, above: Mapping[str, set[str]]) -> bool:
@@ -193,15 +224,15 @@ def _worse(part: ComponentMeasure, topology: TopologyMeasure, other: str, above:
     return other in above[part.id] and (part.backlog_secs, part.id) > (rival.backlog_secs, rival.id)
 
 
-def _lag(topology: TopologyMeasure) -> Iterator[Finding]:
+def _lag(topology: TopologyMeasure, slow: Collection[str]) -> Iterator[Finding]:
     for part in topology.components.values():
         if not part.lag or part.lag_rate is None:
             continue
         if part.lag_rate > max(0.5, part.lag / 3600):
             text = f"The lag of {part.id} is {compact(part.lag)} and grows by {compact(part.lag_rate)}/s."
-            remedy = (
-                "remove the bottleneck if one is named; else raise topology.max.spout.pending, or read with more tasks"
-            )
+            remedy = "raise topology.max.spout.pending, or read with more tasks"
+            if slow:
+                remedy = f"{', '.join(slow)} holds it up: see there"
             yield Finding("lag", "warning", part.id, text, remedy)
         elif part.lag_rate < 0 and part.lag / -part.lag_rate > 60:
             left = duration(part.lag / -part.lag_rate)
@@ -250,7 +281,7 @@ def _slow_hosts(topology: TopologyMeasure) -> Iterator[Finding]:
         costs: dict[str, list[float]] = {}
         for one in part.tasks:
             if part.kind == "bolt" and one.rate >= 1 and one.busy >= 0.05:
-                costs.setdefault(one.host, []).append(one.busy / one.rate)
+                costs.setdefault(one.worker.rpartition(":")[0], []).append(one.busy / one.rate)
         for host, mine in costs.items():
             others = [cost for other, found in costs.items() if other != host for cost in found]
             if others:

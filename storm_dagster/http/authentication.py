@@ -41,9 +41,13 @@ _OPEN = frozenset({"/healthz"})
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself knows them by their start tokens."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
-_TOPOLOGY = re.compile(r"/v1/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?")
+_TOPOLOGY = re.compile(r"(?:/v1)?/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summary$)([^/]+)(/.*)?")
 _SUBMIT = re.compile(r"/v1/(submit|runs/[^/]+|uploads(/.*)?)")
-_LIST = frozenset({"/v1/topologies", "/api/v1/topology/summary"})
+_LIST = frozenset({"/v1/topologies", "/api/v1/topology/summary", "/"})
+_PAGE = re.compile(r"/|/hosts|/topologies/[^/]+(/placement|/graph\.svg)?")
+"""Pages of nimbus, for which a browser asks its user for a password."""
+_STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
+"""The same for every cluster."""
 _READ = re.compile(
     r"/metrics|/v1/(cluster|topologies(/.*)?|runs/[^/]+)|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
@@ -106,7 +110,7 @@ def allows(scope: str, method: str, path: str) -> bool:
     """Whether a token of a scope other than ``admin`` may do this."""
     if scope == "metrics":
         return method in ("GET", "HEAD") and path == "/metrics"
-    if method in ("GET", "HEAD") and _READ.fullmatch(path):
+    if method in ("GET", "HEAD") and (_READ.fullmatch(path) or _PAGE.fullmatch(path)):
         return True
     return scope == "operate" and operation_of(method, path)[0] in ("submit", "topology")
 
@@ -159,6 +163,7 @@ class Authentication:
             scope["type"] not in ("http", "websocket")
             or not self._security.configured
             or scope["path"] in _OPEN
+            or _STATIC.fullmatch(scope["path"])
             or (scope["method"] == "POST" and _WORKERS.fullmatch(scope["path"]))
         ):
             events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
@@ -231,7 +236,10 @@ class Authentication:
         if scope["type"] == "websocket":
             await refuse_websocket(send)
             return
-        headers = {"WWW-Authenticate": self._challenge} if isinstance(error, NotAuthenticated) else None
+        challenge = (
+            'Basic realm="storm_dagster", charset="UTF-8"' if _PAGE.fullmatch(scope["path"]) else self._challenge
+        )
+        headers = {"WWW-Authenticate": challenge} if isinstance(error, NotAuthenticated) else None
         answer = JSONResponse(error.to_document(), status_code=error.http_status, headers=headers)
         await answer(scope, receive, send)
 

@@ -4,7 +4,7 @@ A page of another site may make a browser send requests here (CSRF), or make its
 (DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no other site can forge; the
 ``Origin`` of a page must be this very service; and a browser that sends ``Sec-Fetch-Site: cross-site`` may only
 follow a link to a page that changes nothing. No answer carries a CORS header and none is JSONP, so that a
-other sites read nothing either.
+other sites read nothing either. An answer may have a content security policy of its own.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *self._headers]
+                own = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in self._headers if one[0] not in own)]
             await send(message)
 
         try:

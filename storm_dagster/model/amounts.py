@@ -15,7 +15,12 @@ def compact(number: float | None) -> str:
 
 def percent(share: float) -> str:
     """A share in whole percents, one digit more below one percent."""
-    return f"{share * 100:.0f} %" if share >= 0.01 or not share else f"{share * 100:.1f} %"
+    return f"{share * 100:.0f} %" if share >= 0.01 or share < 0.0005 else f"{share * 100:.1f} %"
+
+
+def latency(millis: float | None) -> str:
+    """``0.5 ms``, ``4.97 s``; ``-`` for nothing."""
+    return "-" if millis is None else f"{compact(millis)} ms" if millis < 999.5 else f"{compact(millis / 1000)} s"
 
 
 def duration(seconds: float) -> str:

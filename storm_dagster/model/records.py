@@ -174,6 +174,8 @@ class TaskBeats(Record):
     """Tasks that the topology master holds to be dead (hung or never reported)."""
     version: int = -1
     """Version of the assignment that it judged; -1: none yet, or a topology master of release 0.1.0."""
+    summary: dict[str, float] = {}
+    """Figures for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``, ``capacity``, ``lag``."""
 
 
 class MetricIds(Record):

@@ -122,7 +122,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     nimbus.wake_election = election.wake
     nimbus.inimbus = inimbus
 
-    reader = ClusterReader(nimbus, TopologyStats(security).ask)
+    reader = ClusterReader(nimbus, TopologyStats(security))
     stack.callback(reader.close)
     submissions = Submissions(nimbus)
     thrift = ThriftService(nimbus, reader, submissions, thrift_listener)

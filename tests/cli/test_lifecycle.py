@@ -61,6 +61,17 @@ def test_submit_waits_until_all_tasks_run(cluster: LocalCluster) -> None:
     assert row["workers"] == 2 and row["tasks"] == len(shown["tasks"])
 
 
+def test_pages_and_pictures_show_the_topology(cluster: LocalCluster) -> None:
+    svg = cluster.cli("visualize", "wc")["svg"]
+    assert svg.startswith("<svg ") and all(f">{name}<" in svg for name in ("lines", "split", "count"))
+    with cluster.nimbus() as nimbus:
+        assert 'href="/topologies/wc"' in nimbus.request("GET", "/").text
+        for path in ("/topologies/wc", "/topologies/wc/placement", "/hosts"):
+            assert "split" in nimbus.request("GET", path).text, path
+        jobs = nimbus.request("GET", "/topologies/wc").text
+    assert f"{cluster.endpoints.dagster.url.rstrip('/')}/locations/storm/jobs/rebalance_topology/playground" in jobs
+
+
 def test_every_line_is_acked_and_no_task_fails(cluster: LocalCluster) -> None:
     def done() -> bool:
         finished = False

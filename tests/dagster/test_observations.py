@@ -11,9 +11,9 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
+from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.healing.memory import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.model import paths
 from storm_rigs.dagster_results import SensorTick, shown, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld

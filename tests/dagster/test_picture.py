@@ -8,8 +8,8 @@ import xml.dom.minidom
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.defs.pictures.placement import SlotTasks, slots_picture
-from storm_dagster.defs.pictures.svg import data_uri
+from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.core.pictures.svg import data_uri
 
 SLOTS = [
     SlotTasks("s1", "h1", 6900, (1, 2, 3)),

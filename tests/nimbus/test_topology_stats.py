@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,62 +86,62 @@ def test_who_asks_at_the_same_time_shares_one_request() -> None:
     asked: list[str] = []
     go = threading.Event()
 
-    def ask(view: TopologyView) -> dict[str, Any]:
-        asked.append(view.id)
+    def ask() -> dict[str, Any]:
+        asked.append("once")
         go.wait(10)
         return {"tasks": {"1": {}}}
 
-    shared, view = SharedAnswers(ask, 60.0), topology(1)
+    shared = SharedAnswers(60.0)
     with ThreadPoolExecutor(20) as pool:
-        waiting = [pool.submit(shared.get, view) for _ in range(20)]
+        waiting = [pool.submit(shared.get, 1, ask) for _ in range(20)]
         time.sleep(0.1)
         go.set()
         assert all(one.result(10) == {"tasks": {"1": {}}} for one in waiting)
-    assert shared.get(view) == {"tasks": {"1": {}}}
-    assert asked == ["wc-1-1"]
+    assert shared.get(1, ask) == {"tasks": {"1": {}}}
+    assert asked == ["once"]
 
 
 def test_three_hundred_topologies_keep_their_answers() -> None:
-    asked: list[str] = []
-    shared = SharedAnswers(lambda view: (asked.append(view.id), {"of": view.id})[1], 60.0)
-    views = [replace(topology(1), id=f"wc{number}-1-1") for number in range(300)]
+    asked: list[int] = []
+    shared = SharedAnswers(60.0)
     for _ in range(2):
-        assert [shared.get(view) for view in views] == [{"of": view.id} for view in views]
+        for number in range(300):
+            assert shared.get(number, lambda number=number: (asked.append(number), {"of": number})[1]) == {"of": number}
     assert len(asked) == 300
 
 
 def test_no_answer_is_asked_for_again_and_an_error_keeps_nobody_waiting() -> None:
     answers: list[Any] = [None, ValueError("broken"), {"tasks": {}}]
 
-    def ask(view: TopologyView) -> Any:
+    def ask() -> Any:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    shared = SharedAnswers(ask, 60.0)
-    assert shared.get(topology(1)) is None
+    shared = SharedAnswers(60.0)
+    assert shared.get(1, ask) is None
     with pytest.raises(ValueError):
-        shared.get(topology(1))
-    assert shared.get(topology(1)) == {"tasks": {}}
+        shared.get(1, ask)
+    assert shared.get(1, ask) == {"tasks": {}}
 
 
 def test_a_page_gets_the_answer_before_while_a_topology_master_is_silent() -> None:
     go, answers = threading.Event(), iter([{"number": 1}, {"number": 2}])
 
-    def ask(view: TopologyView) -> Any:
+    def ask() -> Any:
         answer = next(answers)
         if answer["number"] == 2:
             go.wait(10)
         return answer
 
-    shared = SharedAnswers(ask, 0.0)
+    shared = SharedAnswers(0.0)
     with ThreadPoolExecutor(1) as askers:
-        assert shared.latest(topology(1), askers, 10.0)[0] == {"number": 1}
-        answer, age = shared.latest(topology(1), askers, 0.05)
+        assert shared.latest(1, ask, askers, 10.0)[0] == {"number": 1}
+        answer, age = shared.latest(1, ask, askers, 0.05)
         assert answer == {"number": 1} and age >= 0.05
         go.set()
-        assert shared.latest(topology(1), askers, 10.0)[0] == {"number": 2}
+        assert shared.latest(1, ask, askers, 10.0)[0] == {"number": 2}
 
 
 def test_reads_that_wait_hold_no_thread_of_a_change() -> None:

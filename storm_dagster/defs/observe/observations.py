@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.pictures.metadata import component_counts, picture_markdown, table
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
@@ -19,7 +19,8 @@ from storm_dagster.model.view import ClusterView
 def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue]:
     """Links to the current state of the topologies, or of one, at the leader at ``http``; none without a leader."""
     one = f"/{name}" if name else ""
-    pages = {"statistics": f"/v1/topologies{one}", "metrics": "/metrics"} if http else {}
+    page = f"/topologies{one}" if name else "/"
+    pages = {"page": page, "statistics": f"/v1/topologies{one}", "metrics": "/metrics"} if http else {}
     return {name: dg.MetadataValue.url(f"{http.rstrip('/')}{path}") for name, path in pages.items()}
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.pictures.placement import SlotTasks, slots_picture
-from storm_dagster.defs.pictures.svg import data_uri
+from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.core.pictures.svg import data_uri
 from storm_dagster.model.placement import PlacedWorker
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable

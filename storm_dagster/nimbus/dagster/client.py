@@ -69,6 +69,16 @@ class DagsterClient:
         """Close the connections."""
         self._transport.close()
 
+    @property
+    def site(self) -> str | None:
+        """Base URL of Dagster's UI; ``None`` when no Dagster is known."""
+        return self._transport.site
+
+    def job_url(self, job: str) -> str | None:
+        """URL of the page that launches a job."""
+        path = f"locations/{self._selector['repositoryLocationName']}/jobs/{self.names.name(job)}/playground"
+        return f"{site}/{path}" if (site := self.site) else None
+
     def run_url(self, run_id: str) -> str | None:
         """URL of the run's page."""
         return self._transport.run_url(run_id)

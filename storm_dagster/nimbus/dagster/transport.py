@@ -156,10 +156,15 @@ class DagsterTransport:
         """Close the connections."""
         self._http.close()
 
+    @property
+    def site(self) -> str | None:
+        """Base URL of Dagster's UI; ``None`` when no Dagster is known."""
+        access = self._access()
+        return access.site if access else None
+
     def run_url(self, run_id: str) -> str | None:
         """URL of the run's page."""
-        access = self._access()
-        return f"{access.site}/runs/{run_id}" if access else None
+        return f"{site}/runs/{run_id}" if (site := self.site) else None
 
     def graphql(
         self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None

@@ -15,6 +15,7 @@ from storm_dagster.model.security import Security
 from storm_dagster.nimbus.http.blob_routes import blob_operations
 from storm_dagster.nimbus.http.event_route import event_operation
 from storm_dagster.nimbus.http.metrics import Metrics
+from storm_dagster.nimbus.http.pages.routes import page_routes
 from storm_dagster.nimbus.http.storm.routes import storm_operations
 from storm_dagster.nimbus.http.topology_routes import topology_operations
 from storm_dagster.nimbus.member import Nimbus
@@ -45,6 +46,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
             *storm_operations(nimbus, reader),
         ],
     )
+    routes += page_routes(nimbus, reader)
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
     guarded = Authentication(app, Security.of(nimbus.conf), nimbus.conf.values, reader.conf)

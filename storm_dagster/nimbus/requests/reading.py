@@ -19,13 +19,16 @@ from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.masking import public_conf
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
+from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import Security
+from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
 from storm_dagster.nimbus.requests.task_pages import dead_letters, read_state
-from storm_dagster.nimbus.requests.topology_stats import AskTopologyMaster, SharedAnswers
+from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.diagnosing import findings_of
@@ -33,18 +36,24 @@ from storm_dagster.operations.read.explaining import explain_document, local_sta
 
 _VIEW_SECS = 0.2
 _STATS_SECS = 1.0
+_HISTORY_SECS = 5.0
+_ERRORS_SECS = 2.0
+_PATIENCE_SECS = 0.1
+"""Longest time that a page waits for each part of it; then it shows what was known before."""
 _COPIES_SECS = 2.0
 
 
 class ClusterReader:
     """Documents for the HTTP service. A view is at most 0.2 s old, statistics 1 s."""
 
-    def __init__(self, nimbus: Nimbus, ask: AskTopologyMaster) -> None:
+    def __init__(self, nimbus: Nimbus, masters: TopologyStats) -> None:
         self._nimbus = nimbus
         self.security: Security = Security.of(nimbus.conf)
         self._view: tuple[float, ClusterView] | None = None
         self._view_lock = threading.Lock()
-        self._stats = SharedAnswers(ask, _STATS_SECS)
+        self._masters = masters
+        self._stats, self._history = SharedAnswers(_STATS_SECS), SharedAnswers(_HISTORY_SECS)
+        self._errors = SharedAnswers(_ERRORS_SECS)
         self._copies: tuple[float, dict[str, int]] = (0.0, {})
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
         self._http = httpx.Client(timeout=1.0, **self.security.client_options())
@@ -83,7 +92,7 @@ class ClusterReader:
         """``show --json`` of a topology by name or id; :class:`NotAlive` when there is none."""
         view = self.view()
         topology = topology_by_name(view, name)
-        stats, now_secs = self._stats.get(topology), int(time.time())
+        stats, now_secs = self._stats_of(topology), int(time.time())
         errors = status.errors_of(self._reading_context(), topology.id)
         document = status.show_document(
             view,
@@ -152,19 +161,19 @@ class ClusterReader:
         topology = topology_by_name(self.view(), name)
         return snapshot_topology(
             topology,
-            self._stats.get(topology),
+            self._stats_of(topology),
             now_secs=int(time.time()),
             errors=status.errors_of(self._reading_context(), topology.id),
         )
 
     def stats(self, name: str) -> Mapping[str, Any] | None:
         """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
-        return self._stats.get(topology_by_name(self.view(), name))
+        return self._stats_of(topology_by_name(self.view(), name))
 
     def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
         """Snapshots of every topology, without errors; statistics of those whose topology master responds in time."""
         topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
-        pending = {one.id: self._askers.submit(self._stats.get, one) for one in topologies}
+        pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
         wait(pending.values(), timeout=deadline_secs)
         now_secs = int(time.time())
         found: list[TopologySnapshot] = []
@@ -269,6 +278,40 @@ class ClusterReader:
             "missing": known.missing,
         }
 
+    def figures(self, topology: TopologyView) -> tuple[Mapping[str, Any] | None, float]:
+        """For a page: the statistics, which are those of a minute ago at worst, and their age in seconds."""
+        ask = self._masters.ask
+        return self._stats.latest(topology.id, lambda: ask(topology), self._askers, _PATIENCE_SECS)
+
+    def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
+        """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``); empty without any."""
+        question = HistoryQuestion(component, day)
+        found, _ = self._history.latest(
+            (topology.id, component, day),
+            lambda: self._masters.ask(topology, question),
+            self._askers,
+            _PATIENCE_SECS,
+        )
+        return found or {}
+
+    def errors(self, topology: TopologyView) -> list[tuple[str, TaskError]]:
+        """The newest errors of a topology as (component, error), newest first; at most 2 s old."""
+        context = self._reading_context()
+        found = self._errors.get(topology.id, lambda: {"errors": status.errors_of(context, topology.id)})
+        return found["errors"] if found else []
+
+    def spec(self, topology: TopologyView) -> TopologySpec | None:
+        """For a page: the topology as it was submitted; ``None`` while no nimbus holds its code."""
+
+        def read() -> Mapping[str, Any]:
+            try:
+                return {"spec": self.runnable(topology.id).spec}
+            except StormDagsterError:
+                return {"spec": None}
+
+        found, _ = self._history.latest(("spec", topology.code_dir), read, self._askers, _PATIENCE_SECS)
+        return found["spec"] if found else None
+
     def _nimbuses(self) -> list[dict[str, Any]]:
         nimbus = self._nimbus
         leader = nimbus.leadership.current()
@@ -297,6 +340,9 @@ class ClusterReader:
     def _reading_context(self) -> OperationsContext:
         # Reading is fenced with nothing: any epoch will do.
         return self._nimbus.operations(epoch=-1)
+
+    def _stats_of(self, topology: TopologyView) -> Mapping[str, Any] | None:
+        return self._stats.get(topology.id, lambda: self._masters.ask(topology))
 
 
 def _alarm_of(healer: bytes | None) -> str | None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor, Future, TimeoutError
 from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
+from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.live.worker_requests import ask_topology_master
 
 _log = logging.getLogger(__name__)
 
-AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]
-"""A request to the worker that runs a topology's master; ``None`` without an answer."""
+Ask = Callable[[], Mapping[str, Any] | None]
+"""A request; ``None`` without an answer."""
 
 _ANSWER_SECS = 1.0
 _LEFT_ALONE_SECS = 2.0
@@ -34,8 +35,11 @@ class TopologyStats:
         self._silent: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def ask(self, topology: TopologyView) -> Mapping[str, Any] | None:
-        """``{"tasks": ..., "workers": ...}``; ``None`` when the topology master does not run or does not answer."""
+    def ask(self, topology: TopologyView, history: HistoryQuestion | None = None) -> Mapping[str, Any] | None:
+        """``{"tasks": ..., "workers": ...}``, with ``history`` rows of its rings.
+
+        ``None`` when the topology master does not run or does not answer.
+        """
         began = time.monotonic()
         with self._lock:
             self._silent = {key: until for key, until in self._silent.items() if until > began}
@@ -43,12 +47,13 @@ class TopologyStats:
                 return None
         try:
             key = link_key_of(self._security, topology.id)
-            answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key)
+            answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key, history=history)
         except StormDagsterError as error:
             _log.info("the topology master of %s answered with an error: %s", topology.id, error)
             answer = None
         now = time.monotonic()
-        if answer is None and now - began >= _ANSWER_SECS:
+        # An older one does not know of a history, and answers everything else.
+        if answer is None and history is None and now - began >= _ANSWER_SECS:
             _log.info("the topology master of %s does not answer", topology.id)
             with self._lock:
                 self._silent[topology.id] = now + _LEFT_ALONE_SECS
@@ -56,66 +61,65 @@ class TopologyStats:
 
 
 class SharedAnswers:
-    """The newest answer for each topology, at most ``secs`` old; whoever asks meanwhile waits for the same request.
+    """The newest answer for each key, at most ``secs`` old; whoever asks meanwhile waits for the same request.
 
-    However many topologies there are, none drops the answer of another: what nobody has asked for during a minute goes.
+    However many keys there are, none drops the answer of another: what nobody has asked for during a minute goes.
     """
 
-    def __init__(self, ask: AskTopologyMaster, secs: float) -> None:
-        self._ask = ask
+    def __init__(self, secs: float) -> None:
         self._secs = secs
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Mapping[str, Any] | None]] = {}
-        self._known: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        self._asked: dict[Hashable, Future[Mapping[str, Any] | None]] = {}
+        self._known: dict[Hashable, tuple[float, Mapping[str, Any]]] = {}
 
-    def get(self, topology: TopologyView) -> Mapping[str, Any] | None:
-        """The answer, in the caller's thread if nobody else is waiting for it; ``None`` without one."""
-        future, mine = self._begin(topology)
+    def get(self, key: Hashable, ask: Ask) -> Mapping[str, Any] | None:
+        """The answer, asked for in the caller's thread if nobody waits for it yet; ``None`` without one."""
+        future, mine = self._begin(key)
         if mine:
-            self._finish(topology, future)
+            self._finish(key, ask, future)
         return future.result()
 
     def latest(
-        self, topology: TopologyView, askers: Executor, wait_secs: float
+        self, key: Hashable, ask: Ask, askers: Executor, wait_secs: float
     ) -> tuple[Mapping[str, Any] | None, float]:
         """The answer if it comes within ``wait_secs``, else the one before (``None``: none of the last minute).
 
         And its age in seconds. The request goes on in ``askers`` meanwhile.
         """
-        future, mine = self._begin(topology)
+        future, mine = self._begin(key)
         if mine:
-            askers.submit(self._finish, topology, future)
+            askers.submit(self._finish, key, ask, future)
         try:
             future.result(wait_secs)
         except TimeoutError:
             pass
         with self._lock:
-            at, answer = self._known.get(topology.id, (0.0, None))
+            at, answer = self._known.get(key, (0.0, None))
         return answer, time.monotonic() - at
 
-    def _begin(self, topology: TopologyView) -> tuple[Future[Mapping[str, Any] | None], bool]:
+    def _begin(self, key: Hashable) -> tuple[Future[Mapping[str, Any] | None], bool]:
         with self._lock:
             now = time.monotonic()
-            at, answer = self._known.get(topology.id, (0.0, None))
-            future = self._asked.get(topology.id)
+            at, answer = self._known.get(key, (0.0, None))
+            future = self._asked.get(key)
             if answer is not None and now - at < self._secs:
                 future = Future()
                 future.set_result(answer)
                 return future, False
             if future is not None:
                 return future, False
-            self._known = {key: known for key, known in self._known.items() if now - known[0] < _OLDEST_SECS}
-            future = self._asked[topology.id] = Future()
+            self._known = {one: known for one, known in self._known.items() if now - known[0] < _OLDEST_SECS}
+            future = self._asked[key] = Future()
             return future, True
 
-    def _finish(self, topology: TopologyView, future: Future[Mapping[str, Any] | None]) -> None:
+    def _finish(self, key: Hashable, ask: Ask, future: Future[Mapping[str, Any] | None]) -> None:
         answer: Mapping[str, Any] | None = None
         try:
-            answer = self._ask(topology)
+            answer = ask()
         finally:
             with self._lock:
                 # No answer is not kept: a topology that is just starting is asked again at once.
-                del self._asked[topology.id]
+                del self._asked[key]
                 if answer is not None:
-                    self._known[topology.id] = (time.monotonic(), answer)
+                    self._known[key] = (time.monotonic(), answer)
             future.set_result(answer)

@@ -44,20 +44,20 @@ def measure_topology(
 ) -> TopologyMeasure:
     """The measurements; ``stats`` is the topology master's answer (``None``: it gave none)."""
     table = topology.tasks or TaskTable(components={})
-    hosts = {
-        task: worker for worker in (topology.assignment.workers if topology.assignment else ()) for task in worker.ids
-    }
+    assigned = topology.assignment.workers if topology.assignment else ()
+    slots = {task: WorkerMeasure(worker.host, worker.port) for worker in assigned for task in worker.ids}
     masters = table.components[TOPOLOGY_MASTER].ids if TOPOLOGY_MASTER in table.components else ()
-    master = next((hosts[task] for task in masters if task in hosts), None)
     given: Mapping[str, Any] = stats or {}
     return TopologyMeasure(
         name=topology.base.name,
         answered=stats is not None,
-        master=WorkerMeasure(master.host, master.port) if master else None,
+        master=next((slots[task] for task in masters if task in slots), None),
         ackers=len(table.components[ACKER].ids) if ACKER in table.components else 0,
         timeout_secs=given.get("timeout_secs", 30.0),
         report_secs=given.get("report_secs", 3.0),
-        components={name: _component(name, topology, table, given) for name in table.components if name[:2] != "__"},
+        components={
+            name: _component(name, topology, table, given, slots) for name in table.components if name[:2] != "__"
+        },
         workers=tuple(
             WorkerMeasure(one["host"], int(key.rpartition(":")[2]), one.get("silent_secs", 0.0), one.get("restarts", 0))
             for key, one in sorted(given.get("workers", {}).items())
@@ -66,30 +66,23 @@ def measure_topology(
     )
 
 
-def _component(name: str, topology: TopologyView, table: TaskTable, stats: Mapping[str, Any]) -> ComponentMeasure:
+def _component(
+    name: str, topology: TopologyView, table: TaskTable, stats: Mapping[str, Any], slots: Mapping[int, WorkerMeasure]
+) -> ComponentMeasure:
     part = table.components[name]
     flow: Mapping[str, Any] = stats.get("components", {}).get(name, {})
     tasks: Mapping[str, Any] = stats.get("tasks", {})
-    hosts = {
-        str(task): worker.host
-        for worker in (topology.assignment.workers if topology.assignment else ())
-        for task in worker.ids
-    }
     return ComponentMeasure(
         id=name,
         kind=part.type,
         executors=topology.base.executors.get(name, len(part.ids)),
         sources=frozenset(key.rpartition(":")[0] for key in stats.get("edges", {}).get(name, {})),
-        acked=flow.get("acked", 0.0),
-        failed=flow.get("failed", 0.0),
-        p99_ms=flow.get("p99_ms"),
-        waiting=int(flow.get("waiting", 0)),
-        held=flow.get("held", 0.0),
-        lag=flow.get("lag"),
-        lag_rate=flow.get("lag_rate"),
+        **{
+            key: flow[key] for key in ("acked", "failed", "p99_ms", "waiting", "held", "lag", "lag_rate") if key in flow
+        },
         tasks=tuple(
-            TaskMeasure(task, hosts.get(str(task), ""), one["rate"], one["busy"])
+            TaskMeasure(task, f"{slots[task].host}:{slots[task].port}", one["rate"], one["busy"])
             for task in part.ids
-            if "busy" in (one := tasks.get(str(task), {}))
+            if task in slots and "busy" in (one := tasks.get(str(task), {}))
         ),
     )

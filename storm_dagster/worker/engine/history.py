@@ -34,6 +34,7 @@ class _Mark(NamedTuple):
 
     pid: int
     secs: float
+    cpu_secs: float
     received: float
     tasks: dict[str, tuple[int, ...]]
     """Executed, emitted, acked, failed, nanoseconds of sampled tuples, number of these, milliseconds held back."""
@@ -56,7 +57,7 @@ def _mark(report: WorkerReport, received: float) -> _Mark:
         found.setdefault(one.component, []).extend(kinds.get("complete", kinds.get("execute", {})).values())
     secs = report.system.get("uptime_ms", report.uptime_secs * 1000) / 1000
     buckets = {name: sum_buckets(parts) for name, parts in found.items()}
-    return _Mark(report.pid, secs, received, tasks, buckets, report.tasks)
+    return _Mark(report.pid, secs, report.system.get("cpu_ms", 0) / 1000, received, tasks, buckets, report.tasks)
 
 
 def _inputs(task: TaskReport) -> dict[str, int]:
@@ -85,7 +86,7 @@ class TopologyHistory:
             self._starts.setdefault(key, []).append(now)
         if not marks and mark.secs < 60:
             # Seen from its start: all its counters began at 0.
-            marks.append(_Mark(mark.pid, 0.0, now, {}, {}, {}))
+            marks.append(_Mark(mark.pid, 0.0, 0.0, now, {}, {}, {}))
         marks.append(mark)
         while len(marks) > 2 and mark.secs - marks[1].secs >= _WINDOW_SECS:
             marks.popleft()
@@ -100,15 +101,18 @@ class TopologyHistory:
         return len(self._starts[key])
 
     def flow(self, now: float) -> Figures:
-        """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate", "busy"}}, "edges": {id: {input: rate}}}``."""
+        """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate", "busy"}}, "edges": {id: {input: rate}},
+        "cpu": {slot: cores}}``."""
         parts: dict[str, Figures] = {}
         tasks: dict[str, Figures] = {}
         edges: dict[str, dict[str, float]] = {}
-        for marks in self._marks.values():
+        cpu: dict[str, float] = {}
+        for slot, marks in self._marks.items():
             old, new = marks[0], marks[-1]
             secs = new.secs - old.secs
             if secs <= 0 or now - new.received > _SILENT_SECS:
                 continue
+            cpu[slot] = _short((new.cpu_secs - old.cpu_secs) / secs)
             for task, counters in new.tasks.items():
                 one, base = new.report[task], old.tasks.get(task, _NONE)
                 if any(a < b for a, b in zip(counters, base, strict=True)):
@@ -141,8 +145,16 @@ class TopologyHistory:
             "components": {name: {**_shown(part), "lag_rate": self._lag_rate(name)} for name, part in parts.items()},
             "tasks": tasks,
             "edges": {name: {key: _short(rate) for key, rate in found.items()} for name, found in edges.items()},
+            "cpu": cpu,
             "parts": parts,
         }
+
+    def summary(self) -> dict[str, float]:
+        """The newest row of the whole topology in short; any thread."""
+        ring = self._rows.get(("", False))
+        newest = dict(zip(COLUMNS, ring[-1][1:], strict=True)) if ring else {}
+        chosen = ("rate", "failed", "p95_ms", "capacity", "lag")
+        return {name: newest[name] for name in chosen if newest.get(name) is not None}
 
     def _lag_rate(self, component: str) -> float | None:
         """By how much the lag grew per second in the last minute; ``None`` when that is not known."""

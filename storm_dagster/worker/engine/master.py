@@ -101,6 +101,7 @@ class TopologyMasterTable:
             },
             dead=encode_ranges(dead & known),
             version=version,
+            summary=self.history.summary(),
         )
 
     def metric_names(self) -> list[str]:
@@ -126,6 +127,7 @@ class TopologyMasterTable:
                 "beats": count,
                 "silent_secs": round(max(0.0, now - received), 1),
                 "restarts": self.history.restarts(key, now),
+                "cpu": flow["cpu"].get(key),
                 "system": report.system,
             }
             for task, one in report.tasks.items():

@@ -340,6 +340,9 @@ def _http(app: Any) -> Names:
     found: Names = {"errors": []}
     for method, route in served:
         path = re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
+        if not route.include_in_schema:
+            found[f"{method} {path}"] = []
+            continue
         operation = document["paths"][path][method.lower()]
         found[f"{method} {path}"] = list(_described(operation, schemas))
         for status, answer in operation["responses"].items():

@@ -53,8 +53,12 @@ class WorkerRig:
         topology_id: str = "wc-1-1700000000",
         conf: Mapping[str, Any] | None = None,
         code: Mapping[str, str] | None = None,
+        name: str = "wc",
+        launched: int = 1700000000,
     ) -> None:
         self.folder = folder
+        self.name = name
+        self.launched = launched
         self.cluster = cluster
         self.spec = spec
         self.table = table
@@ -105,8 +109,8 @@ class WorkerRig:
         """Write the topology's record."""
         base = StormBase.model_validate(
             {
-                "name": "wc",
-                "launch_time_secs": 1700000000,
+                "name": self.name,
+                "launch_time_secs": self.launched,
                 "status": status,
                 "workers": 2,
                 "executors": {},

@@ -7,6 +7,10 @@ import colorsys
 from collections.abc import Mapping
 from xml.sax.saxutils import escape, quoteattr
 
+GONE = "#dc2626"
+"""Line around what is gone."""
+FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
+
 
 def data_uri(svg: str) -> str:
     """The picture as ``data:image/svg+xml;base64,...``, for the URL of a markdown image."""
@@ -17,10 +21,10 @@ def document(width: int, height: int, title: str, body: list[str]) -> str:
     """A whole picture on white ground, with its title above."""
     return "".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" font-family="ui-sans-serif, system-ui, Helvetica, Arial, sans-serif" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="picture" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" font-family="{FONT}" '
             f'role="img" aria-label={quoteattr(clean(title))}>',
-            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+            f'<rect class="ground" width="{width}" height="{height}" fill="#ffffff"/>',
             label(12, 22, title, 14, "#111827", bold=True),
             *body,
             "</svg>",
@@ -48,12 +52,17 @@ def clean(text: str) -> str:
 def label(x: float, y: float, text: str, size: int, color: str, *, bold: bool = False) -> str:
     """Text with its baseline at (x, y), escaped."""
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(clean(text))}</text>'
+    name = "" if color == "#ffffff" else ' class="strong"' if bold else ' class="dim"'
+    return f'<text{name} x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(clean(text))}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, line: str, extra: str = "") -> str:
     """A rounded rectangle; ``extra`` are further attributes, such as a dash pattern."""
-    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" stroke="{line}"{extra}/>'
+    name = "frame" if fill in ("#ffffff", "#f5f6f8") else "fill"
+    return (
+        f'<rect class="{name}{" gone" if line == GONE else ""}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6" '
+        f'fill="{fill}" stroke="{line}"{extra}/>'
+    )
 
 
 def bar(x: float, y: float, width: float, height: float, fill: str, words: str, opacity: float = 1.0) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storm_dagster.defs.pictures.svg import bar, box, color, document, label, legend, short
+from storm_dagster.core.pictures.svg import GONE, bar, box, color, document, label, legend, short
 
 _MARGIN = 12
 _WIDTH = 760
@@ -52,7 +52,7 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
         side = 0 if tops[0] <= tops[1] else 1
         left, top = _MARGIN + side * (column + _MARGIN), tops[side]
         height = _HEADER + max(1, len(item.slots)) * _ROW + 6
-        line = "#dc2626" if item.gone else "#c3c9d1"
+        line = GONE if item.gone else "#c3c9d1"
         body.append(box(left, top, column, height, "#f5f6f8", line))
         words = f"{short(item.id)} on {short(item.host)}{' (gone)' if item.gone else ''}"
         body.append(label(left + 8, top + 18, words, 12, "#2b2f36", bold=True))

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
-from storm_dagster.defs.pictures.svg import box, clean, color, document, label, legend, short
+from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
+from storm_dagster.core.pictures.svg import box, clean, color, document, label, legend, short
 
 _CELL = 22
 _GAP = 3

@@ -1,0 +1,1 @@
+"""Pages for browsers: what runs, what is slow, and why. They change nothing."""

@@ -1,0 +1,208 @@
+"""What the pages show: values for the templates. Nothing here waits for a topology master longer than 0.1 s at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+
+from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture
+from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
+from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.http.query import query_flag, query_text, query_word
+from storm_dagster.http.responses import error_response, run_read
+from storm_dagster.model.errors import KeyNotFound, StormDagsterError
+from storm_dagster.model.verbs import VERBS
+from storm_dagster.nimbus.http.pages.flow import COLUMNS, TopologyFlow
+from storm_dagster.nimbus.http.storm.formats import Links
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.page_snapshot import supervisors_of
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.operations.context import topology_by_name
+
+_SHOWN_VERBS = ("activate", "deactivate", "rebalance", "restart", "update", "gray-upgrade", "kill")
+_COMMANDS = {"rebalance": "rebalance {} -n WORKERS -e COMPONENT=N", "update": "update TARGET --name {}"}
+_MOST_TASKS = 200
+_MOST_TIMES = 12
+_CHARTS = (
+    ("Tuples per second", "", (("emitted", "rate"), ("acked", "acked"))),
+    ("Complete latency", "ms", (("p50", "p50_ms"), ("p95", "p95_ms"), ("p99", "p99_ms"))),
+    ("Lag, and failed per second", "", (("lag", "lag"), ("failed", "failed"))),
+)
+_COMPONENT_CHARTS = (
+    ("Tuples per second", "", (("tuples", "rate"), ("failed", "failed"))),
+    ("Latency", "ms", (("p50", "p50_ms"), ("p95", "p95_ms"), ("p99", "p99_ms"))),
+    ("Tuples that wait", "", (("queue", "waiting"),)),
+)
+
+
+class PageFacts:
+    """Values of each page, by the name of its template."""
+
+    def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
+        self._nimbus = nimbus
+        self._reader = reader
+
+    def common(self) -> dict[str, Any]:
+        """For every page: this nimbus, and Dagster's address."""
+        return {"health": self._reader.health(), "dagster": self._nimbus.dagster.site, "now": time.time()}
+
+    def topologies(self, request: Request) -> dict[str, Any]:
+        """The list, which asks no topology master: its figures stand in the heartbeats of tasks."""
+        wanted = query_text(request, "q", 200) or ""
+        keys = {"name": "", **dict.fromkeys(("rate", "failed", "p95_ms", "capacity", "lag", "uptime_secs"), -1.0)}
+        sort = query_word(request, "sort", keys, "name")
+        beats = {one.id: one.beats for one in self._reader.view().topologies.values()}
+        rows = []
+        for row in self._reader.list_topologies()["topologies"]:
+            known = beats.get(row["id"])
+            summary = known.summary if known is not None and row["status"] == "ACTIVE" else {}
+            figures = {key: summary.get(key) for key in ("rate", "failed", "p95_ms", "capacity", "lag")}
+            rows.append({**row, **figures, "link": f"/topologies/{quote(row['name'], safe='')}"})
+        rows = [row for row in rows if wanted.lower() in row["name"].lower()]
+        if sort != "name":
+            rows.sort(key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
+        # What does not run stands on top, however the rest is sorted.
+        rows.sort(key=lambda row: not (row["not_running"] or row["degraded"]))
+        return {"rows": rows, "wanted": wanted, "sort": sort}
+
+    def topology(self, request: Request) -> dict[str, Any]:
+        """One topology: findings, graph, charts, components, tasks, workers, errors."""
+        view = self._reader.view()
+        topology = topology_by_name(view, request.path_params["name"])
+        stats, age = self._reader.figures(topology)
+        errors, now = self._reader.errors(topology), time.time()
+        flow = TopologyFlow(topology, stats, self._reader.spec(topology), errors, int(now))
+        focus = query_text(request, "focus", 200) or ""
+        if focus and focus not in flow.rows:
+            raise KeyNotFound(f"topology {topology.base.name!r} has no component {focus!r}")
+        sort = query_word(request, "sort", COLUMNS, "name")
+        day = query_flag(request, "day")
+        here = f"/topologies/{quote(topology.base.name, safe='')}"
+        chosen: dict[str, str] = {"focus": focus, "sort": "" if sort == "name" else sort, "day": "1" if day else ""}
+
+        def link(**changed: str) -> str:
+            asked = urlencode({key: value for key, value in {**chosen, **changed}.items() if value})
+            return here + (f"?{asked}" if asked else "")
+
+        tasks = flow.tasks(focus)
+        return {
+            "topology": topology,
+            "uptime": max(0, now - topology.base.launch_time_secs),
+            "age": None if stats is None else age,
+            "findings": flow.findings,
+            "graph": Markup(flow.picture(focus, lambda name: link(focus=name))),
+            "narrowed": flow.narrowed(focus),
+            "rows": flow.sorted_rows(sort),
+            "edges": flow.edge_rows(),
+            "charts": self._charts(topology, focus, day, now),
+            "tasks": tasks[:_MOST_TASKS],
+            "more_tasks": max(0, len(tasks) - _MOST_TASKS),
+            "workers": flow.workers(Links.of(view)),
+            "errors": errors[:20],
+            "focus": focus,
+            "sort": sort,
+            "columns": COLUMNS,
+            "day": day,
+            "here": here,
+            "link": link,
+            "verbs": self._verbs(topology.base.name),
+        }
+
+    async def graph_file(self, request: Request) -> Response:
+        """The graph alone, as a file."""
+
+        def draw() -> str:
+            topology = topology_by_name(self._reader.view(), request.path_params["name"])
+            stats, _ = self._reader.figures(topology)
+            flow = TopologyFlow(topology, stats, self._reader.spec(topology), (), int(time.time()))
+            return flow.picture("", None)
+
+        try:
+            return Response(await run_read(draw), media_type="image/svg+xml", headers={"Cache-Control": "no-store"})
+        except StormDagsterError as error:
+            return error_response(error)
+
+    def placement(self, request: Request) -> dict[str, Any]:
+        """Where each task is, and why."""
+        topology = topology_by_name(self._reader.view(), request.path_params["name"])
+        document = self._reader.placement(topology.id)
+        components = {int(task): name for task, name in document.get("components", {}).items()}
+        slots: Mapping[str, str] = document.get("slots", {})
+        reasons, unassigned, waiting = (document.get(key) or {} for key in ("reasons", "unassigned", "waiting"))
+        workers = topology.assignment.workers if topology.assignment else ()
+        drawn = [SlotTasks(one.node, one.host, one.port, one.ids) for one in workers]
+        return {
+            "topology": topology,
+            "here": f"/topologies/{quote(topology.base.name, safe='')}",
+            "picture": Markup(slots_picture(drawn, components, f"Tasks of {topology.base.name}")),
+            "tasks": [
+                (task, components[task], slots.get(str(task)), _why(str(task), reasons, unassigned, waiting))
+                for task in sorted(components)
+            ],
+            "worker_reasons": sorted((document.get("worker_reasons") or {}).items()),
+            "warnings": document.get("warnings") or [],
+        }
+
+    def hosts(self, request: Request) -> dict[str, Any]:
+        """Hosts with their slots, and what runs in each."""
+        view, now = self._reader.view(), int(time.time())
+        links = Links.of(view)
+        drawn: list[DrawnSupervisor] = []
+        rows: list[dict[str, Any]] = []
+        for one in supervisors_of(view, now_secs=now, workers=True):
+            running = {worker.port: worker for worker in one.workers}
+            slots = [
+                DrawnSlot(port, running[port].topology_name, running[port].tasks_by_component)
+                if port in running
+                else DrawnSlot(port)
+                for port in sorted({*one.info.ports, *running})
+            ]
+            drawn.append(DrawnSupervisor(one.id, one.info.host, slots))
+            rows.append({"one": one, "slots": slots, "running": running, "log": links.supervisor(one.id)})
+        return {"picture": Markup(cluster_picture(drawn, "Hosts and slots")), "rows": rows}
+
+    def _charts(self, topology: Any, focus: str, day: bool, now: float) -> list[dict[str, Any]]:
+        history = self._reader.history(topology, focus, day)
+        interval = float(history.get("interval") or (300 if day else 10))
+        columns = history.get("columns") or ["time"]
+        rows = [dict(zip(columns, row, strict=True)) for row in history.get("rows") or ()]
+        # A young topology has a picture of its own time.
+        since = max(now - (86_400 if day else 3600), min(topology.base.launch_time_secs, now - 12 * interval))
+        found: list[dict[str, Any]] = []
+        for title, unit, lines in _COMPONENT_CHARTS if focus else _CHARTS:
+            drawn = [Line(label, [(row["time"], row.get(column)) for row in rows]) for label, column in lines]
+            every = max(1, len(rows) // _MOST_TIMES)
+            found.append(
+                {
+                    "title": title,
+                    "unit": unit,
+                    "keys": [(label, Markup(key_picture(number))) for number, (label, _) in enumerate(lines)],
+                    "svg": Markup(chart_picture(drawn, title, since=since, until=now, interval=interval)),
+                    "rows": [(row["time"], [row.get(name) for _, name in lines]) for row in rows[::-1][::every]],
+                }
+            )
+        return found if rows else []
+
+    def _verbs(self, name: str) -> list[tuple[str, str, str, str | None]]:
+        """(verb, its effect, command, page in Dagster)."""
+        return [
+            (
+                verb,
+                VERBS[verb].summary,
+                "storm-dagster " + _COMMANDS.get(verb, f"{verb} {{}}").format(name),
+                self._nimbus.dagster.job_url(VERBS[verb].job),
+            )
+            for verb in _SHOWN_VERBS
+        ]
+
+
+def _why(task: str, reasons: Mapping[str, str], unassigned: Mapping[str, str], waiting: Mapping[str, str]) -> str:
+    if task in unassigned:
+        return unassigned[task]
+    return f"its worker is gone; it would go to {waiting[task]} now" if task in waiting else reasons.get(task, "")

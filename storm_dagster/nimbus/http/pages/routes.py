@@ -1,0 +1,87 @@
+"""Routes of the pages and of their style sheet and script, which nothing else may be loaded with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from storm_dagster.http.responses import run_read
+from storm_dagster.model.amounts import compact, duration, percent
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.nimbus.http.pages.facts import PageFacts
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.reading import ClusterReader
+
+_HERE = Path(__file__).parent
+_MEDIA = {".css": "text/css", ".js": "text/javascript"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
+
+
+def _clock(epoch_secs: float) -> str:
+    return f"{datetime.fromtimestamp(epoch_secs, timezone.utc):%H:%M:%S}"
+
+
+def _prose(text: str) -> Markup:
+    """A sentence, escaped, with what stands between backticks as code."""
+    parts = [Markup.escape(part) for part in text.split("`")]
+    return Markup("").join(Markup(f"<code>{part}</code>") if number % 2 else part for number, part in enumerate(parts))
+
+
+def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
+    """All of them. Templates escape whatever they print."""
+    static = {path.name: path.read_bytes() for path in sorted((_HERE / "static").iterdir()) if path.suffix in _MEDIA}
+    versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in static.items()}
+    # Of which nothing but these names is read: no path of a request reaches the file system.
+    templates = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters.update(compact=compact, percent=percent, duration=duration, clock=_clock, prose=_prose)
+    templates.globals.update(version=versions)
+    facts = PageFacts(nimbus, reader)
+
+    def page(path: str, name: str, of: Callable[[Request], Mapping[str, Any]]) -> Route:
+        def render(request: Request) -> tuple[str, int]:
+            try:
+                return templates.get_template(name).render(**facts.common(), **of(request)), 200
+            except StormDagsterError as error:
+                text = templates.get_template("problem.html").render(**facts.common(), problem=error.message)
+                return text, error.http_status
+
+        async def endpoint(request: Request) -> Response:
+            text, status = await run_read(render, request)
+            return HTMLResponse(text, status, headers=_HEADERS)
+
+        return Route(path, endpoint, methods=["GET"], include_in_schema=False)
+
+    async def file(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in static:
+            return Response(status_code=404)
+        media, kept = _MEDIA[Path(name).suffix], {"Cache-Control": "public, max-age=86400"}
+        return Response(static[name], media_type=media, headers=kept)
+
+    return [
+        page("/", "topologies.html", facts.topologies),
+        page("/topologies/{name}", "topology.html", facts.topology),
+        page("/topologies/{name}/placement", "placement.html", facts.placement),
+        page("/hosts", "hosts.html", facts.hosts),
+        Route("/topologies/{name}/graph.svg", facts.graph_file, methods=["GET"], include_in_schema=False),
+        Route("/static/{name}", file, methods=["GET"], include_in_schema=False),
+    ]

@@ -1,0 +1,308 @@
+"""The pages of nimbus as a browser gets them: what they show of a running topology, and that nothing in them is markup."""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from storm_dagster.model import paths
+from storm_dagster.model.records import TaskBeats, decode_record
+from storm_dagster.model.signing import make_token
+from storm_dagster.testing.cluster import run_cli
+from storm_dagster.testing.waiting import eventually
+from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.secured_nimbus import SecuredNimbus
+from storm_rigs.shop import MARKUP, RATE, Shop, open_shop
+
+pytestmark = pytest.mark.zookeeper
+
+PAGES = ("/", "/hosts", "/topologies/shop", "/topologies/shop/placement")
+SECRET = "a-secret-planted-for-tests-4711"
+
+
+@pytest.fixture(scope="module")
+def shop(
+    zookeeper_server: str, make_lasting_nimbuses: Callable[..., Nimbuses], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
+    with open_shop(tmp_path_factory.mktemp("shop"), zookeeper_server, make_lasting_nimbuses) as made:
+        yield made
+
+
+class Cells(HTMLParser):
+    """Rows of all tables of a page, as text; and names of elements and attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.elements: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._inside:
+            self.rows[-1][-1] += data
+
+    def row(self, start: str, longer: int = 4) -> list[str]:
+        """The first row of a table of more than so many columns that begins like this."""
+        found = [[" ".join(cell.split()) for cell in row] for row in self.rows if len(row) > longer]
+        return next(row for row in found if row[0].startswith(start))
+
+
+def page(shop: Shop, path: str, status: int = 200) -> Cells:
+    answer = shop.get(path)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    return Cells(answer.text)
+
+
+def flowing(shop: Shop) -> bool:
+    return page(shop, "/topologies/shop").row("clicks")[1] == f"{RATE}"
+
+
+def test_the_rates_of_a_topology_are_what_flows(shop: Shop) -> None:
+    eventually(lambda: flowing(shop), 60, "the rate of the spouts")
+    found = page(shop, "/topologies/shop")
+    edges = {(row[0], row[2]): float(row[3]) for row in found.rows if len(row) == 4 and row[1] == "default"}
+    assert edges["clicks", "parse"] == pytest.approx(RATE, rel=0.1)
+    assert edges["parse", "enrich"] == pytest.approx(2 * RATE, rel=0.1)
+    assert edges["sessions", "score"] == pytest.approx(2 * RATE, rel=0.1)
+    assert edges["score", "alerts<b>"] == pytest.approx(4 * RATE / 20, rel=0.2)
+    assert "It keeps up, and loses nothing." in found.text
+    assert shop.findings() == []
+    score = found.row("score")
+    assert 0.8 < float(score[2]) < 5, "a sleep of 1 ms"
+
+
+def test_a_slow_bolt_is_named_by_the_page_and_by_show_and_what_feeds_it_is_not(shop: Shop) -> None:
+    def named() -> list[tuple[str, str]]:
+        return [(one["kind"], one["component"]) for one in shop.findings() if one["kind"] in ("bottleneck", "skew")]
+
+    shop.slow_down()
+    try:
+        eventually(lambda: named() == [("bottleneck", "enrich")], 60, "the finding")
+        (text,) = {one["text"] for one in shop.findings() if one["kind"] == "bottleneck"}
+        seen: list[str] = []
+
+        def shown() -> bool:
+            found = page(shop, "/topologies/shop")
+            seen.append(found.text)
+            assert "parse is the bottleneck" not in found.text
+            return "enrich is the bottleneck" in found.text and found.row("enrich")[0].endswith("slow")
+
+        eventually(shown, 30, "the same sentence")
+        assert text.split(":")[0] in seen[-1]
+        assert "stroke-dasharray" in shop.get("/topologies/shop").text
+    finally:
+        shop.slow_down(False)
+    eventually(lambda: named() == [], 90, "the end of the finding", interval=0.5)
+
+
+def test_the_list_asks_no_topology_master(shop: Shop) -> None:
+    def summary() -> dict[str, float]:
+        raw = shop.cluster.state.get_data(paths.taskbeats(shop.rig.topology_id))
+        return decode_record(TaskBeats, raw or b"").summary
+
+    eventually(lambda: summary().get("rate", 0) > RATE, 60, "the summary")
+    assert len(str(summary()).replace(" ", "")) <= 128
+    eventually(lambda: float(page(shop, "/").row("shop")[2]) > RATE, 30, "the rate in the list")
+    assert page(shop, "/?q=nothing").text.count("No topology has") == 1
+    assert page(shop, "/?q=SHO&sort=rate").row("shop")[1] == "ACTIVE"
+
+
+def test_history_is_a_picture_and_a_table(shop: Shop) -> None:
+    eventually(lambda: shop.get("/topologies/shop").text.count('class="chart"') == 3, 60, "the charts")
+    found = page(shop, "/topologies/shop?focus=enrich")
+    assert "Tuples that wait" in found.text and [row for row in found.rows if re.match(r"\d\d:\d\d:\d\d", row[0])]
+    tasks = [row for row in found.rows if len(row) == 8 and row[1] == "enrich"]
+    assert {row[0] for row in tasks} == {"3", "4"}, "tasks of that component alone"
+    assert "One hour" in page(shop, "/topologies/shop?day=1").text
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_forbids_what_is_not_its_own(shop: Shop, path: str) -> None:
+    answer = shop.get(path)
+    policies = answer.headers.get_list("content-security-policy")
+    assert len(policies) == 1 and "unsafe" not in policies[0] and "default-src 'none'" in policies[0]
+    found = Cells(answer.text)
+    assert not {name for name in found.attributes if name.startswith("on") or name == "style"}
+    assert not found.elements & {"style", "b", "iframe", "object"}
+    assert answer.text.count("<script") == 1, "the one of its own"
+    for url in re.findall(r'(?:src|href)="([^"]*)"', answer.text):
+        assert url.startswith(("/", "#", "data:,", "http://127.0.0.1", "?")), url
+    assert set(re.findall(r'<(?:script|link)[^>]* (?:src|href)="([^"?]*)', answer.text)) == {
+        "/static/pages.css",
+        "/static/pages.js",
+        "data:,",
+    }
+
+
+def test_markup_in_names_errors_and_reasons_is_text(shop: Shop) -> None:
+    eventually(lambda: MARKUP in page(shop, "/topologies/shop").text, 30, "the error")
+    assert "alerts<b>" in page(shop, "/topologies/shop").text
+    assert MARKUP in page(shop, "/topologies/shop/placement").text
+    found = page(shop, "/topologies/%3Cscript%3E", 404)
+    assert "'<script>'" in found.text and "script" in found.elements
+    assert "<script>" not in shop.get("/topologies/%3Cscript%3E").text
+
+
+def test_what_is_not_there_is_a_page_too(shop: Shop) -> None:
+    assert "is not alive" in page(shop, "/topologies/none", 404).text
+    assert "no component" in page(shop, "/topologies/shop?focus=none", 404).text
+    assert "must be one of" in page(shop, "/topologies/shop?sort=none", 400).text
+    assert shop.get("/static/none.js").status_code == 404
+    assert shop.get("/static/..%2Froutes.py").status_code == 404
+
+
+def test_a_page_changes_nothing_and_says_how(shop: Shop) -> None:
+    found = page(shop, "/topologies/shop")
+    assert found.row("rebalance", 2)[1] == "storm-dagster rebalance shop -n WORKERS -e COMPONENT=N"
+    assert "http://127.0.0.1:1/locations/storm/jobs/kill_topology/playground" in shop.get("/topologies/shop").text
+    for path in PAGES:
+        assert httpx.post(shop.nimbus.url + path, trust_env=False).status_code == 405
+
+
+def test_the_graph_alone_is_a_file(shop: Shop, tmp_path: Path) -> None:
+    answer = shop.get("/topologies/shop/graph.svg")
+    assert answer.headers["content-type"] == "image/svg+xml" and "unsafe" in answer.headers["content-security-policy"]
+    assert "alerts&lt;b&gt;" in answer.text and "<a " not in answer.text
+    assert shop.get("/topologies/none/graph.svg").json()["error"]["type"] == "NotAlive"
+    seeds = ("-c", f"nimbus.seeds=[{shop.nimbus.url.removeprefix('http://')}]", "-c", "storm.local.hostname=localhost")
+    printed = run_cli("visualize", "shop", *seeds, home=tmp_path).check().out
+    assert printed.startswith("<svg ") and "alerts&lt;b&gt;" in printed and printed.endswith("</svg>\n")
+
+
+def test_hosts_show_what_runs_in_each_slot(shop: Shop) -> None:
+    found = page(shop, "/hosts")
+    slots = {row[2]: row[3] for row in found.rows[1:]}
+    assert slots == {"1": "free", **{str(port): "shop" for port in shop.ports}}
+
+
+def test_a_silent_topology_master_delays_no_page_and_no_change(shop: Shop) -> None:
+    """A listener that answers nothing stands in the place of a second topology's master."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        silent = _Silent(shop, listener.getsockname()[1])
+        try:
+            eventually(lambda: shop.get("/topologies/silent").status_code == 200, 20, "the view")
+            times: list[float] = []
+            for _ in range(8):
+                began = time.monotonic()
+                found = page(shop, "/topologies/silent")
+                times.append(time.monotonic() - began)
+                assert "no figures yet" in found.text
+            answer = httpx.post(
+                f"{shop.nimbus.url}/v1/topologies/silent/deactivate", json={"dry_run": True}, timeout=20
+            )
+            assert answer.json()["would"] == "deactivate"
+            print("slowest page:", max(times))
+        finally:
+            silent.remove()
+
+
+class _Silent:
+    """Records of a topology whose one worker is at ``port``."""
+
+    def __init__(self, shop: Shop, port: int) -> None:
+        from storm_dagster.model.records import (
+            Assignment,
+            ComponentTasks,
+            StormBase,
+            TaskTable,
+            WorkerNode,
+            WorkerSlot,
+            encode_record,
+        )
+
+        self.state, self.id = shop.cluster.state, "silent-1-1700000000"
+        base = StormBase(
+            name="silent", launch_time_secs=1700000000, status="ACTIVE", workers=1, executors={}, token="t"
+        )
+        slot = WorkerSlot(node="s9", host="127.0.0.1", port=port, tasks="1-2")
+        node = WorkerNode(pid=1, token="secret", version=0, tasks="1-2", started_ms=0, status="running")
+        table = TaskTable(
+            components={
+                "__topology_master": ComponentTasks(type="bolt", tasks="1"),
+                "count": ComponentTasks(type="bolt", tasks="2"),
+            }
+        )
+        assignment = Assignment(
+            topology_id=self.id,
+            code_dir=self.id,
+            node_host={"s9": "127.0.0.1"},
+            workers=(slot,),
+            task_start_secs={},
+            timestamp_ms=1,
+        )
+        self.made = [
+            (paths.tasks(self.id), encode_record(table)),
+            (paths.worker(self.id, "s9", port), encode_record(node)),
+            (paths.assignment(self.id), encode_record(assignment)),
+            (paths.topology(self.id), encode_record(base)),
+        ]
+        for path, data in self.made:
+            self.state.mkdirs(path.rpartition("/")[0])
+            self.state.create_node(path, data)
+
+    def remove(self) -> None:
+        for path, _ in reversed(self.made):
+            self.state.delete_node(path)
+
+
+def test_a_secured_cluster_asks_a_browser_for_a_token(zookeeper_server: str, tmp_path: Path) -> None:
+    host, _, port = zookeeper_server.rpartition(":")
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(SECRET)
+    conf: dict[str, Any] = {
+        "storm.zookeeper.servers": [host],
+        "storm.zookeeper.port": int(port),
+        "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
+        "storm.secret.file": str(secret),
+    }
+    nimbus = SecuredNimbus(conf, tmp_path / "home", "n1").await_leading()
+    try:
+        with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
+
+            def answer(path: str, scope: Any = None, secret: str = SECRET) -> httpx.Response:
+                token = make_token(secret, scope, 60) if scope else ""
+                basic = base64.b64encode(f"anyone:{token}".encode()).decode()
+                return http.get(path, headers={"Authorization": f"Basic {basic}"} if scope else {})
+
+            for path in ("/", "/hosts", "/topologies/wc", "/topologies/wc/placement"):
+                asked = answer(path)
+                assert asked.status_code == 401 and asked.headers["www-authenticate"].startswith("Basic realm=")
+                assert answer(path, "metrics").status_code == 403
+                assert answer(path, "read", "another-secret-of-forty-two-letters").status_code == 401
+                assert answer(path, "read").status_code in (200, 404)
+            assert answer("/v1/topologies").headers["www-authenticate"] == "Bearer"
+            assert answer("/static/pages.css").status_code == 200, "it is the same for every cluster"
+            assert "No topology runs." in answer("/", "read").text
+    finally:
+        nimbus.stop()

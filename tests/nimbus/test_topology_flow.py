@@ -1,0 +1,48 @@
+"""What the page of a topology is made of: large topologies, older workers, and what waits for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storm_dagster.model.records import ComponentTasks, StormBase, TaskTable
+from storm_dagster.model.view import TopologyView, Versioned
+from storm_dagster.nimbus.http.pages.flow import TopologyFlow
+
+
+def chain(count: int) -> TopologyView:
+    """A spout and bolts behind it, one behind the other."""
+    components = {f"c{n:02}": ComponentTasks(type="bolt" if n else "spout", tasks=str(n + 1)) for n in range(count)}
+    base = StormBase(name="wide", launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t")
+    return TopologyView(id="wide-1-1", base=base, base_at=Versioned(0, 1), tasks=TaskTable(components=components))
+
+
+def measured(count: int, **components: dict[str, Any]) -> dict[str, Any]:
+    edges = {f"c{n:02}": {f"c{n - 1:02}:default": 10.0 * n} for n in range(1, count)}
+    return {"components": components, "edges": edges, "tasks": {}, "workers": {}}
+
+
+def flow(count: int, stats: dict[str, Any] | None) -> TopologyFlow:
+    return TopologyFlow(chain(count), stats, None, (), 1000)
+
+
+def test_a_large_topology_is_drawn_around_its_worst_component() -> None:
+    found = flow(50, measured(50, c20={"waiting": 900.0, "capacity": 0.7}, c30={"waiting": 3.0}))
+    assert found.narrowed("") == "c20" and found.narrowed("c40") == "c40"
+    svg = found.picture("", lambda name: f"?focus={name}")
+    assert [name for name in found.rows if f">{name}<" in svg] == ["c18", "c19", "c20", "c21", "c22"]
+    assert flow(40, measured(40)).narrowed("") == "", "all of it is drawn"
+
+
+def test_components_are_sorted_by_what_is_asked_for() -> None:
+    found = flow(4, measured(4, c01={"waiting": 5.0}, c02={"waiting": 70.0}, c03={}))
+    assert [row["name"] for row in found.sorted_rows("waiting")] == ["c02", "c01", "c00", "c03"]
+    assert [row["name"] for row in found.sorted_rows("name")] == ["c00", "c01", "c02", "c03"]
+    assert found.edge_rows()[0] == ("c00", "default", "c01", 10.0)
+
+
+def test_a_worker_of_the_release_before_has_no_figures_and_no_findings() -> None:
+    found = flow(3, {"tasks": {}, "workers": {}})
+    assert found.findings == [] and found.rows["c01"]["rate"] is None
+    assert "no figures" in found.picture("", None)
+    silent = flow(3, None)
+    assert [one.kind for one in silent.findings] == ["silent-master"]
