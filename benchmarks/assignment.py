@@ -51,8 +51,7 @@ def one_task(supervisors: int) -> PlacementBatch:
     """One topology of a single task."""
     topology = TopologyToPlace(name="one", tasks={1: "lines"}, parallelism={"lines": 1})
     return PlacementBatch(
-        supervisors=tuple(supervisor(number, [6900, 6901]) for number in range(supervisors)),
-        topologies=(topology,),
+        supervisors=tuple(supervisor(number, [6900, 6901]) for number in range(supervisors)), topologies=(topology,)
     )
 
 
@@ -262,11 +261,7 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
             median = statistics.median(planner(batch).assign_secs for _ in range(2 if quick else 3))
         # The server's processes are only seen when they are children of this one.
         held = f", {watch.driver + watch.jvm + watch.python:,.0f} MiB in all" if watch.jvm else ""
-        yield (
-            metric,
-            f">= 50,000 tasks/s{limit}",
-            f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s{held}",
-        )
+        yield (metric, f">= 50,000 tasks/s{limit}", f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s{held}")
     planner.close(release=True)
 
 

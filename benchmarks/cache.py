@@ -53,12 +53,7 @@ def _records(number: int) -> dict[str, Any]:
     }
     return {
         paths.topology(topology_id): StormBase(
-            name=f"t{number}",
-            launch_time_secs=1,
-            status="ACTIVE",
-            workers=WORKERS,
-            executors={"a": 30},
-            token="t",
+            name=f"t{number}", launch_time_secs=1, status="ACTIVE", workers=WORKERS, executors={"a": 30}, token="t"
         ),
         paths.tasks(topology_id): TaskTable.model_validate(
             {"components": {"a": {"type": "bolt", "tasks": f"1-{TASKS}"}}}

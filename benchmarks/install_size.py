@@ -30,14 +30,7 @@ def install(folder: Path, *steps: list[str]) -> float:
     venv.create(folder, with_pip=True, symlinks=True)
     empty = size_mb(folder)
     for step in steps:
-        pip = [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *step], check=True)
     return size_mb(folder) - empty
 

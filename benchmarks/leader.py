@@ -44,10 +44,7 @@ def report(folder: Path, *, quick: bool) -> Iterator[Row]:
 
                     def accepted(nimbus=nimbus, number=number) -> bool:
                         done = upload(
-                            nimbus,
-                            archive=bundle.archive,
-                            conf={"bench.rate": 0.001},
-                            topology=bundle.topology,
+                            nimbus, archive=bundle.archive, conf={"bench.rate": 0.001}, topology=bundle.topology
                         )
                         # With its token, what is asked again stays one submission.
                         request = {"name": f"next-{number}", "handle": done.handle, "token": f"next-{number}"}
@@ -67,11 +64,7 @@ def report(folder: Path, *, quick: bool) -> Iterator[Row]:
         "Storm: session 20 s + sync; aim: session + 2 s",
         f"{statistics.median(taken):.2f} s",
     )
-    yield (
-        "workers restarted by it",
-        "Storm: often all; aim: 0",
-        f"{restarted} in {len(taken)} changes of leader",
-    )
+    yield ("workers restarted by it", "Storm: often all; aim: 0", f"{restarted} in {len(taken)} changes of leader")
 
 
 def _rows(quick: bool) -> Iterator[Row]:

@@ -27,10 +27,7 @@ class Shell:
 
     def __init__(self, part: str, folder: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(COMPONENTS), part],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=1 << 16,
+            [sys.executable, str(COMPONENTS), part], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=1 << 16
         )
         self._out: list[bytes] = []
         self.send(
@@ -94,13 +91,7 @@ class MultilangChain:
         """Sentences per second over ``seconds``, the first second left out."""
         threads = [
             threading.Thread(target=target, daemon=True)
-            for target in (
-                self._pump_spout,
-                self._feed_split,
-                self._read_split,
-                self._feed_count,
-                self._read_count,
-            )
+            for target in (self._pump_spout, self._feed_split, self._read_split, self._feed_count, self._read_count)
         ]
         for thread in threads:
             thread.start()

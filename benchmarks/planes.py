@@ -8,17 +8,7 @@ from typing import Any
 from pace import PacedSpout
 from sentences import CountBolt, SentenceSpout, SplitBolt
 
-from storm_dagster.api import (
-    Bolt,
-    Grouping,
-    Join,
-    JoinBolt,
-    SparkBolt,
-    Topology,
-    TopologyBuilder,
-    Tuple,
-    Window,
-)
+from storm_dagster.api import Bolt, Grouping, Join, JoinBolt, SparkBolt, Topology, TopologyBuilder, Tuple, Window
 
 KEYS = 1_000
 
@@ -59,8 +49,7 @@ class SlowBolt(Bolt):
 
 def _topology(name: str, pending: int | None = 1_000) -> TopologyBuilder:
     return TopologyBuilder(
-        name,
-        {"topology.workers": 2, "topology.acker.executors": 2, "topology.max.spout.pending": pending},
+        name, {"topology.workers": 2, "topology.acker.executors": 2, "topology.max.spout.pending": pending}
     )
 
 

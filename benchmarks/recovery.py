@@ -181,11 +181,7 @@ def report(folder: Path, *, quick: bool, conf: dict[str, Any] | None = None) -> 
             harm.caught_up()
             if number % 3 == 2:
                 time.sleep(61)  # a second crash within a minute would wait out its back-off
-        yield (
-            "worker kill -9 -> its tasks run again",
-            "Storm: 30-40 s; aim: 1 s",
-            f"{statistics.median(taken):.2f} s",
-        )
+        yield ("worker kill -9 -> its tasks run again", "Storm: 30-40 s; aim: 1 s", f"{statistics.median(taken):.2f} s")
         yield _kept("worker kill -9", harm)
         cluster.cli("rebalance", NAME, "-n", "2", "-w", "2")
         yield _kept("rebalance", harm)

@@ -80,11 +80,7 @@ def measure_throughput(cluster: LocalCluster, seconds: float) -> None:
     acked = measure_rate(cluster, seconds, "bench.acked=true")
     unacked = measure_rate(cluster, seconds, "bench.acked=false")
     row("multilang chain (pystorm), sentences/s", f"{baseline:,.0f}", "1x")
-    row(
-        "word count, acked, 2 workers, sentences/s",
-        f"{baseline:,.0f}",
-        f"{acked:,.0f} ({acked / baseline:.1f}x)",
-    )
+    row("word count, acked, 2 workers, sentences/s", f"{baseline:,.0f}", f"{acked:,.0f} ({acked / baseline:.1f}x)")
     row("word count, not acked, 2 workers", f"{baseline:,.0f}", f"{unacked:,.0f} ({unacked / baseline:.1f}x)")
 
 
@@ -190,10 +186,7 @@ def main() -> None:
                 row(metric, reference, ours)
         if options.only:
             return
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        LocalCluster(Path(folder) / "home") as cluster,
-    ):
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalCluster(Path(folder) / "home") as cluster:
         for name, part in parts.items():
             if options.only in (None, name):
                 part(cluster)
@@ -205,11 +198,7 @@ def main() -> None:
                 row(metric, reference, ours)
         if options.only in (None, "dataplane"):
             dataplane_report(
-                cluster,
-                quick=options.quick,
-                minutes=options.minutes,
-                like=options.like,
-                markdown=options.markdown,
+                cluster, quick=options.quick, minutes=options.minutes, like=options.like, markdown=options.markdown
             )
 
 

@@ -255,11 +255,7 @@ def submissions(measured: Measured, samples: int) -> Iterator[Row]:
         measured.cluster.cli("kill", f"s{number}", "-w", "0")
         eventually(lambda: not measured.cluster.processes("worker"), 60, "the end of its workers")
         if number == 0:
-            yield (
-                "first submission of the cluster, warm",
-                "Storm: up to 10 s + worker start",
-                f"{taken[total]:.2f} s",
-            )
+            yield ("first submission of the cluster, warm", "Storm: up to 10 s + worker start", f"{taken[total]:.2f} s")
         else:
             stages[how].append(taken)
     for name in stages["warm"][0]:
@@ -296,11 +292,7 @@ def report(home: Path, *, quick: bool) -> Iterator[Row]:
         cluster.cli("kill", "lost", "-w", "0")
         warm = [record for record in RunFile.read_all(cluster.home) if record.role == "warm-runs"]
         yield "warm process (PSS)", "-", f"{pss_mb(warm[0].pid):.0f} MB"
-        yield (
-            f"partitions page of an asset, {PARTITIONS} topologies (GraphQL)",
-            "-",
-            f"{measured.partitions():.2f} s",
-        )
+        yield (f"partitions page of an asset, {PARTITIONS} topologies (GraphQL)", "-", f"{measured.partitions():.2f} s")
 
 
 def rows(quick: bool) -> Iterator[Row]:

@@ -212,10 +212,7 @@ def compare_counts(demo: Demo) -> None:
     for _, line in wordcount.read_lines(FILES, LIMIT):
         expected.update(wordcount.words_of(line))
     wrong = {word: (counted[word], expected[word]) for word in counted | expected if counted[word] != expected[word]}
-    check(
-        not wrong,
-        f"{len(wrong)} words were counted wrongly (counted, expected): {dict(list(wrong.items())[:5])}",
-    )
+    check(not wrong, f"{len(wrong)} words were counted wrongly (counted, expected): {dict(list(wrong.items())[:5])}")
     demo.say(f"{sum(counted.values())} words, {len(counted)} different ones: equal to the independent count")
     for word, times in counted.most_common(10):
         print(f"    {word:<16}{times:>8}")
@@ -280,10 +277,7 @@ def check_spark_pipeline(demo: Demo, timeout: float = 180.0) -> None:
     for part in parts:
         for row in parquet.read_table(part).to_pylist():
             written[row["keyword"]] += row["times"]
-    check(
-        written == expected,
-        f"the Parquet says {written.most_common(3)}, it must be {expected.most_common(3)}",
-    )
+    check(written == expected, f"the Parquet says {written.most_common(3)}, it must be {expected.most_common(3)}")
     demo.say(f"{len(parts)} Parquet files by micro-batches on the cluster's Spark: equal to the independent count")
     for word, times in written.most_common(5):
         print(f"    {word:<16}{times:>8}")

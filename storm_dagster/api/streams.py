@@ -23,10 +23,7 @@ class Stream:
     __slots__ = ("direct", "fields", "name", "types")
 
     def __init__(
-        self,
-        fields: Iterable[str] | Mapping[str, Any] = (),
-        name: str = DEFAULT_STREAM,
-        direct: bool = False,
+        self, fields: Iterable[str] | Mapping[str, Any] = (), name: str = DEFAULT_STREAM, direct: bool = False
     ) -> None:
         """``fields``: names, or a map from names to types (``str``, ``int``, ``float``, ``bool``, ``bytes``,
         ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when

@@ -14,13 +14,7 @@ from urllib.parse import quote
 import httpx
 
 from storm_dagster.blobstore.store import BlobMeta, chunked, no_such_blob
-from storm_dagster.model.errors import (
-    Corrupt,
-    KeyNotFound,
-    StormDagsterError,
-    Unavailable,
-    error_from_document,
-)
+from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.model.security import Security
 
@@ -163,9 +157,7 @@ class NimbusBlobClient:
         check_blob_key(key)
         headers = self._write_headers()
         self._repeat(
-            f"deleting blob {key!r}",
-            lambda base: self._http.delete(_url(base, key), headers=headers),
-            key=key,
+            f"deleting blob {key!r}", lambda base: self._http.delete(_url(base, key), headers=headers), key=key
         )
 
     def keys(self, prefix: str = "") -> list[str]:

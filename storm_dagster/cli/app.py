@@ -133,10 +133,6 @@ def run() -> NoReturn:
     except Exception as error:
         # Daemons log from INFO up, client verbs only with --verbose.
         logging.getLogger(__name__).info("unexpected", exc_info=True)
-        _fail(
-            _document(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace"),
-            1,
-            as_json,
-        )
+        _fail(_document(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace"), 1, as_json)
     _flush()
     sys.exit(code if isinstance(code, int) else 0)

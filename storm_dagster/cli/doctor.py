@@ -65,16 +65,7 @@ def _java(invocation: Invocation) -> Iterator[HealthResult]:
     yield "ok", f"{java}, version {java_version(java)}", ""
 
 
-_PACKAGES = (
-    "dagster",
-    "dagster-webserver",
-    "dagster-pyspark",
-    "pyspark",
-    "kazoo",
-    "pyzmq",
-    "pyarrow",
-    "grpcio",
-)
+_PACKAGES = ("dagster", "dagster-webserver", "dagster-pyspark", "pyspark", "kazoo", "pyzmq", "pyarrow", "grpcio")
 
 
 def _packages(invocation: Invocation) -> Iterator[HealthResult]:
@@ -86,11 +77,7 @@ def _packages(invocation: Invocation) -> Iterator[HealthResult]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield (
-            "broken",
-            f"not installed: {', '.join(missing)}",
-            f"{sys.executable} -m pip install storm-dagster",
-        )
+        yield ("broken", f"not installed: {', '.join(missing)}", f"{sys.executable} -m pip install storm-dagster")
     if found.get("dagster") != found.get("dagster-webserver"):
         yield (
             "broken",
@@ -255,11 +242,7 @@ def _disk(invocation: Invocation) -> Iterator[HealthResult]:
     if free < 0.5:
         yield "broken", f"{free:.2f} GiB free in {folder}", "free some space, or give another --home"
     elif free < 3:
-        yield (
-            "warning",
-            f"{free:.1f} GiB free in {folder}",
-            "logs, blobs and Dagster's history need a few GiB",
-        )
+        yield ("warning", f"{free:.1f} GiB free in {folder}", "logs, blobs and Dagster's history need a few GiB")
     else:
         yield "ok", f"{free:.0f} GiB free in {folder}", ""
 
@@ -355,9 +338,7 @@ def _no_planner(batch: Any) -> Any:
 
 @verb("doctor")
 @click.option(
-    "--invariants",
-    is_flag=True,
-    help="Check invariants I1 to I8 on the live cluster. Exits with 6 if one is violated.",
+    "--invariants", is_flag=True, help="Check invariants I1 to I8 on the live cluster. Exits with 6 if one is violated."
 )
 @click.option(
     "--settle",

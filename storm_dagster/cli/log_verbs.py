@@ -193,12 +193,7 @@ def logs(invocation: Invocation, name: str, worker: str | None, count: int, foll
 
 def _log_row(row: dict[str, Any], count: int) -> dict[str, Any]:
     source: LogSource = row["source"]
-    return {
-        "host": row["host"],
-        "port": row["port"],
-        "log": source.place,
-        "lines": _last_lines(source, count),
-    }
+    return {"host": row["host"], "port": row["port"], "log": source.place, "lines": _last_lines(source, count)}
 
 
 @verb("tail")

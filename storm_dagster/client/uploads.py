@@ -77,10 +77,7 @@ def upload(
     handle = str(nimbus.post("/v1/uploads")["handle"])
     try:
         sent = _put_archive(nimbus, handle, archive)
-        for part, body in (
-            ("conf", _encode_conf(conf)),
-            ("topology", topology.to_json()),
-        ):
+        for part, body in (("conf", _encode_conf(conf)), ("topology", topology.to_json())):
             digest = hashlib.sha256(body).hexdigest()
             nimbus.request("PUT", f"/v1/uploads/{handle}/{part}", content=body, headers={"X-Content-SHA256": digest})
         nimbus.post(f"/v1/uploads/{handle}/finish")

@@ -54,10 +54,7 @@ def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
 
 
 def authorize(
-    caller: Caller,
-    operation: Operation,
-    conf: Mapping[str, Any],
-    topology_conf: Mapping[str, Any] | None = None,
+    caller: Caller, operation: Operation, conf: Mapping[str, Any], topology_conf: Mapping[str, Any] | None = None
 ) -> None:
     """Raise :class:`NotAuthorized` unless the caller may.
 

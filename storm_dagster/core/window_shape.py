@@ -50,10 +50,7 @@ def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
     slide_ms = value("window.sliding.interval.duration.ms")
     gap_ms = value("window.session.gap.ms")
     event_time = value("tuple.timestamp.field.name") is not None or bool(value("tuple.timestamp.extractor"))
-    for name, two in (
-        ("window lengths", (length_count, length_ms)),
-        ("sliding intervals", (slide_count, slide_ms)),
-    ):
+    for name, two in (("window lengths", (length_count, length_ms)), ("sliding intervals", (slide_count, slide_ms))):
         if None not in two:
             raise InvalidTopology(f"{owner} has two {name}, a count and a duration: remove one of them")
     if gap_ms is not None:

@@ -115,8 +115,7 @@ def build_storm_defs(
     first = len(names.asset_path(()))
     plain = [dg.AssetKey(list(spec.key.path)[first:]) for asset in assets for spec in _specs(asset)]
     translation = translate(
-        translator or StormTranslator(),
-        (StormAsset(_kind(spec), spec) for asset in assets for spec in _specs(asset)),
+        translator or StormTranslator(), (StormAsset(_kind(spec), spec) for asset in assets for spec in _specs(asset))
     )
     # Our runs and sensors know the plain keys.
     shown = {key: translation.key(cluster_key(names, key)) for key in plain}

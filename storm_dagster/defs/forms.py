@@ -36,8 +36,7 @@ class CodeConfig(dg.Config):
         ),
     )
     conf: dict = Field(
-        default={},
-        description="Topology conf that overrides the topology's own, for example {topology.workers: 4}.",
+        default={}, description="Topology conf that overrides the topology's own, for example {topology.workers: 4}."
     )
 
 

@@ -31,11 +31,7 @@ STAGED_BY_TAG = "storm/staged_by"
 TOPOLOGY_TAG = "storm/topology"
 """Run tag: the topology's name."""
 
-WAITING_STATUSES = [
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.STARTING,
-]
+WAITING_STATUSES = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING]
 UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
 
 

@@ -46,8 +46,7 @@ class ZooKeeperChange:
 
 
 ChangeFunction = Callable[
-    [dg.SensorEvaluationContext, ZooKeeperChange],
-    dg.RunRequest | Iterable[dg.RunRequest] | dg.SkipReason | None,
+    [dg.SensorEvaluationContext, ZooKeeperChange], dg.RunRequest | Iterable[dg.RunRequest] | dg.SkipReason | None
 ]
 
 

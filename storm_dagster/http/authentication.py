@@ -19,15 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from storm_dagster.core.authorization import (
-    CLUSTER,
-    LIMITED_USER,
-    Caller,
-    Operation,
-    authorize,
-    impersonate,
-    is_admin,
-)
+from storm_dagster.core.authorization import CLUSTER, LIMITED_USER, Caller, Operation, authorize, impersonate, is_admin
 from storm_dagster.http.responses import refuse_websocket
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.model.security import Security

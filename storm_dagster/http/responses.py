@@ -61,11 +61,7 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     )
 
 
-EXCEPTION_HANDLERS: dict[Any, Any] = {
-    StormDagsterError: _typed,
-    HTTPException: _http,
-    Exception: _unexpected,
-}
+EXCEPTION_HANDLERS: dict[Any, Any] = {StormDagsterError: _typed, HTTPException: _http, Exception: _unexpected}
 
 
 async def bounded_json(request: Request) -> dict[str, Any]:

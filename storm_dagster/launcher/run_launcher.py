@@ -124,8 +124,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         record = run_record(self.home, run_id) if self.home is not None and place == "here" else None
         if place == "elsewhere" or self.home is None:
             self._instance.report_engine_event(
-                "The run's process is on another machine, or in another container: terminate it from there.",
-                run,
+                "The run's process is on another machine, or in another container: terminate it from there.", run
             )
             return False
         if record is None or not record.signal(signal.SIGINT):

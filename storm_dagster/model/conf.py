@@ -147,9 +147,7 @@ class ClusterConf:
         """A copy with ``values`` laid over, validated."""
         checked, warnings = validate_conf(values, source=origin)
         return ClusterConf(
-            {**self.values, **checked},
-            {**self.origins, **dict.fromkeys(checked, origin)},
-            (*self.warnings, *warnings),
+            {**self.values, **checked}, {**self.origins, **dict.fromkeys(checked, origin)}, (*self.warnings, *warnings)
         )
 
 

@@ -15,14 +15,7 @@ from storm_dagster.model.errors import InvalidRequest
 SUBMIT_JOB = "submit_topology"
 REBALANCE_JOB = "rebalance_topology"
 
-STAGES = (
-    "topology_conf",
-    "topology_code",
-    "task_info",
-    "assignment",
-    "published_assignment",
-    "active_topology",
-)
+STAGES = ("topology_conf", "topology_code", "task_info", "assignment", "published_assignment", "active_topology")
 """Steps of a submission, in order: asset keys below ``storm``."""
 
 TOKEN_TAG = "storm/token"

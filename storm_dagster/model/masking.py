@@ -37,8 +37,7 @@ def is_secret_key(key: object) -> bool:
 def mask_text(text: str) -> str:
     """The text with what looks like a password in it replaced."""
     return _IN_TEXT.sub(
-        lambda found: HIDDEN + "@" if found["login"] else (found["option"] or found["header"] or "") + HIDDEN,
-        text,
+        lambda found: HIDDEN + "@" if found["login"] else (found["option"] or found["header"] or "") + HIDDEN, text
     )
 
 

@@ -157,10 +157,7 @@ def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]
             yield place("supervisors", index, "used"), text
         for number, port in enumerate(node.used):
             if port not in node.ports:
-                yield (
-                    place("supervisors", index, "used", number),
-                    f"port {port} is none of the supervisor's ports",
-                )
+                yield (place("supervisors", index, "used", number), f"port {port} is none of the supervisor's ports")
 
 
 def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
@@ -173,10 +170,7 @@ def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
                 elif source not in known:
                     near = difflib.get_close_matches(source, known, n=1, cutoff=0.6)
                     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
-                    yield (
-                        place(kind, component, "inputs", number),
-                        f"component {source!r} does not exist: {hint}",
-                    )
+                    yield (place(kind, component, "inputs", number), f"component {source!r} does not exist: {hint}")
     both = sorted(topology.spouts.keys() & topology.bolts.keys())
     if both:
         yield place("bolts", both[0]), "a spout has the same id: rename one of them"

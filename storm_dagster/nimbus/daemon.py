@@ -189,11 +189,7 @@ def _assemble(
     )
     stack.callback(replicator.close)
     blobs = NimbusBlobStore(
-        base,
-        status=status,
-        registry=registry,
-        replicator=replicator,
-        minimum=conf["topology.min.replication.count"],
+        base, status=status, registry=registry, replicator=replicator, minimum=conf["topology.min.replication.count"]
     )
     dagster = DagsterClient(
         DagsterTransport(

@@ -45,13 +45,7 @@ class LeaderStatus:
         """The newest snapshot."""
         return self._known
 
-    def update(
-        self,
-        *,
-        epoch: int | None,
-        leader: str | None,
-        leader_http: str | None,
-    ) -> None:
+    def update(self, *, epoch: int | None, leader: str | None, leader_http: str | None) -> None:
         """Replace the snapshot (called by the election loop only)."""
         with self._lock:
             self._known = replace(self._known, epoch=epoch, leader=leader, leader_http=leader_http)

@@ -16,12 +16,7 @@ from storm_dagster.core.submission.conf import UPGRADE_KEYS, total_conf
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import UpgradeEvent, UpgradeTransition
-from storm_dagster.core.upgrade.selection import (
-    Selection,
-    check_compatible,
-    check_selection,
-    selection_of_conf,
-)
+from storm_dagster.core.upgrade.selection import Selection, check_compatible, check_selection, selection_of_conf
 from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot, worker_phase
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
@@ -122,14 +117,7 @@ def gray_upgrade(
     _sweep_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
     stored = store_code(
-        ctx,
-        code_dir,
-        name=base.name,
-        archive=archive,
-        conf=conf,
-        spec=spec,
-        keep=False,
-        allow_degraded=allow_degraded,
+        ctx, code_dir, name=base.name, archive=archive, conf=conf, spec=spec, keep=False, allow_degraded=allow_degraded
     )
     ttl = max(1, round(ttl_secs))
     begun = GrayUpgrade(expires=ctx.now_secs() + ttl, ttl_secs=ttl, code_dir=code_dir, token=token, code=stored.hashes)
@@ -317,10 +305,7 @@ def _write(
     path, version = paths.topology(topology.id), topology.base_at.version
     if made.code_dir is not None:
         code = snapshot.state.record.code if snapshot.state.record is not None else {}
-        changes = {
-            **{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"},
-            "code": code,
-        }
+        changes = {**{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"}, "code": code}
         assignment = assignment.model_copy(update=changes)
         bump_assignments_version(transaction, view, {topology.id: assignment})
     if made.base is topology.base:

@@ -70,12 +70,7 @@ def vendor_requirements(file: Path, into: Path) -> None:
 
 
 def bundle_target(
-    target: str,
-    args: Sequence[str] = (),
-    *,
-    folder: Path,
-    home: Path | None = None,
-    requirements: Path | None = None,
+    target: str, args: Sequence[str] = (), *, folder: Path, home: Path | None = None, requirements: Path | None = None
 ) -> Bundle:
     """Describe ``target`` and build its archive inside ``folder`` (empty, the caller's to remove).
 

@@ -324,8 +324,7 @@ class ClusterLink:
         if assignment is None:
             return
         tasks = next(
-            (worker.ids for worker in assignment.workers if worker.slot == (self._id, port) and worker.tasks),
-            (0,),
+            (worker.ids for worker in assignment.workers if worker.slot == (self._id, port) and worker.tasks), (0,)
         )
         try:
             cluster.report_error(topology_id, tasks[0], text, component=SYSTEM, host=self._host, port=port, time=when)

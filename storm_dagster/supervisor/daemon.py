@@ -33,12 +33,7 @@ from storm_dagster.model.security import Security
 from storm_dagster.supervisor.adoption import FoundWorker, find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
-from storm_dagster.supervisor.housekeeping import (
-    Housekeeper,
-    remove_old_logs,
-    remove_run_file,
-    rotate,
-)
+from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, remove_run_file, rotate
 from storm_dagster.supervisor.launcher import Launcher, heartbeat_path, log_path
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
@@ -258,12 +253,7 @@ class Supervisor:
             for live in self.table.workers()
         )
         wanted = tuple(
-            WantedSlot(
-                port=port,
-                **slot.wanted._asdict(),
-                ran=slot.ran is not None,
-                crashes=slot.crashes,
-            )
+            WantedSlot(port=port, **slot.wanted._asdict(), ran=slot.ran is not None, crashes=slot.crashes)
             for port, slot in self.table.slots.items()
             if slot.wanted is not None
         )

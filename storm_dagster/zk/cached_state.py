@@ -60,12 +60,7 @@ class CachedReads(ZooKeeperClusterState):
     It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe.
     """
 
-    def __init__(
-        self,
-        state: ZooKeeperClusterState,
-        disk: DiskCache | None,
-        most_bytes: int = _MOST_BYTES,
-    ) -> None:
+    def __init__(self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(state.session)
         self._disk = disk
         self._most_bytes = most_bytes

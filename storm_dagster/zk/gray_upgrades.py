@@ -76,13 +76,7 @@ def put_record_ops(
 
 
 def write_pick(
-    state: ClusterState,
-    topology_id: str,
-    read: UpgradeState,
-    batch: Pick,
-    *,
-    epoch: int,
-    assignment_version: int,
+    state: ClusterState, topology_id: str, read: UpgradeState, batch: Pick, *, epoch: int, assignment_version: int
 ) -> None:
     """Write the next batch, and the record afterwards.
 

@@ -230,17 +230,11 @@ class StormOperations(StormClusterState):
         """``/taskbeats/<id>``: drop that slot's entry; no error without one."""
         gone = f"{node}:{port}"
         self._change_beats(
-            topology_id,
-            lambda workers: {slot: beat for slot, beat in workers.items() if slot != gone},
-            create=False,
+            topology_id, lambda workers: {slot: beat for slot, beat in workers.items() if slot != gone}, create=False
         )
 
     def _change_beats(
-        self,
-        topology_id: str,
-        change: Callable[[dict[str, WorkerBeat]], dict[str, WorkerBeat]],
-        *,
-        create: bool,
+        self, topology_id: str, change: Callable[[dict[str, WorkerBeat]], dict[str, WorkerBeat]], *, create: bool
     ) -> None:
         path = paths.taskbeats(topology_id)
 

@@ -125,8 +125,7 @@ class Transaction:
         if not self._operations:
             return []
         answers = self._session.call(
-            lambda client: self._request(client).commit_async(),
-            f"a transaction on {self._operations[-1].path}",
+            lambda client: self._request(client).commit_async(), f"a transaction on {self._operations[-1].path}"
         )
         for operation, answer in zip(self._operations, answers, strict=False):
             if isinstance(answer, exceptions.RolledBackError | exceptions.RuntimeInconsistency):
@@ -175,6 +174,5 @@ class Transaction:
                 "stop acting, and ask the new leader"
             )
         raise conflict(
-            f"cannot {operation.kind} {operation.path}: {_reason(operation, error)}: read again",
-            operation.path,
+            f"cannot {operation.kind} {operation.path}: {_reason(operation, error)}: read again", operation.path
         )

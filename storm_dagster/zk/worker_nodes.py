@@ -36,8 +36,7 @@ def write_worker_node(
     for _ in range(_ATTEMPTS):
         if state.get_version(assigned) != assignment_version:
             raise conflict(
-                f"the assignment of {topology_id} moved on from version {assignment_version}: read it again",
-                assigned,
+                f"the assignment of {topology_id} moved on from version {assignment_version}: read it again", assigned
             )
         transaction = state.transaction().check(assigned, assignment_version)
         # The folder is made in the transaction too: a topology that was just removed gets none.

@@ -74,12 +74,7 @@ def test_a_window_is_joined_as_sql_would(orders: list[Any], customers: list[Any]
 
 
 def test_the_selected_fields_are_declared_and_nested_ones_found() -> None:
-    assert Joined.to_spec().bolts["joined"].outputs["default"].fields == (
-        "customer",
-        "item",
-        "name",
-        "rating",
-    )
+    assert Joined.to_spec().bolts["joined"].outputs["default"].fields == ("customer", "item", "name", "rating")
 
     class Nested(Topology):
         orders = Orders.spec()

@@ -10,17 +10,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api import (
-    Bolt,
-    Grouping,
-    Spout,
-    StatefulBolt,
-    Topology,
-    Tuple,
-    TupleWindow,
-    Window,
-    WindowedBolt,
-)
+from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, Topology, Tuple, TupleWindow, Window, WindowedBolt
 from storm_dagster.core.keyed_state import Contents
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import stable_hash
@@ -243,9 +233,7 @@ def test_a_stateful_bolt_that_blocks(tmp_path: Path) -> None:
     assert sorted(result.acked["words"]) == list(range(len(WORDS)))
 
 
-def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_starts_again(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_starts_again(tmp_path: Path) -> None:
     with TopologyHarness(counting(1), {"words": [["a"]]}, state_dir=tmp_path, replays=5) as harness:
         harness.run()
         driver = next(one for one in harness.engine.runners.values() if one.component == "count").state

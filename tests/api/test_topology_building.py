@@ -58,12 +58,7 @@ def test_the_builder_makes_the_same_document() -> None:
     builder = TopologyBuilder(config={"topology.workers": 2})
     words = builder.set_spout("words", Words, par=2)
     builder.set_bolt(
-        "count",
-        Count,
-        inputs={words: Grouping.fields("word")},
-        par=3,
-        config={"my.key": 1},
-        args={"start": 5},
+        "count", Count, inputs={words: Grouping.fields("word")}, par=3, config={"my.key": 1}, args={"start": 5}
     )
     assert builder.build() == WordCount.to_spec()
 

@@ -7,17 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import (
-    Bolt,
-    Grouping,
-    Spout,
-    Stream,
-    Topology,
-    Tuple,
-    TupleWindow,
-    Window,
-    WindowedBolt,
-)
+from storm_dagster.api import Bolt, Grouping, Spout, Stream, Topology, Tuple, TupleWindow, Window, WindowedBolt
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
 
@@ -35,11 +25,7 @@ class Sum(WindowedBolt):
 
     def process_window(self, window: TupleWindow) -> None:
         self.emit(
-            [
-                sum(tup.values[0] for tup in window),
-                len(window.new),
-                sorted(tup.values[0] for tup in window.expired),
-            ]
+            [sum(tup.values[0] for tup in window), len(window.new), sorted(tup.values[0] for tup in window.expired)]
         )
 
 
@@ -104,10 +90,7 @@ def test_sessions_by_key_in_event_time_with_late_tuples() -> None:
         assert result.values("visits", "late") == [[["eve", 20_000], "clicks", "default"]]
         assert 5 in result.acked["clicks"]
         harness.give("clicks", ["zoe", 60_000])
-        assert harness.advance(1).values("visits")[2:] == [
-            ["ann", 2, 28_500, 39_000],
-            ["bob", 1, 30_000, 40_000],
-        ]
+        assert harness.advance(1).values("visits")[2:] == [["ann", 2, 28_500, 39_000], ["bob", 1, 30_000, 40_000]]
 
 
 class Fragile(Sum):

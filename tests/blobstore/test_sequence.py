@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storm_dagster.blobstore.sequence import (
-    SequenceDecision,
-    holders_of_latest,
-    next_sequence,
-    split_holder,
-)
+from storm_dagster.blobstore.sequence import SequenceDecision, holders_of_latest, next_sequence, split_holder
 from storm_dagster.model.errors import Corrupt
 
 

@@ -117,13 +117,7 @@ async function attack() {
 @pytest.fixture
 def hostile(cluster: LocalCluster) -> Iterator[str]:
     """Address of another origin on this machine, whose page attacks the cluster."""
-    targets = [
-        dagster_url(cluster),
-        leader_url(cluster),
-        supervisor_url(cluster),
-        cluster.show(NAME)["id"],
-        MUTATION,
-    ]
+    targets = [dagster_url(cluster), leader_url(cluster), supervisor_url(cluster), cluster.show(NAME)["id"], MUTATION]
     page = f"<!DOCTYPE html><html><body><script>{SCRIPT % json.dumps(targets)}</script></body></html>".encode()
 
     class Handler(BaseHTTPRequestHandler):

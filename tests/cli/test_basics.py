@@ -246,11 +246,7 @@ def test_conf_shows_origins(tmp_path: Path) -> None:
     conf = done.document["conf"]
     assert conf["topology.workers"]["value"] == 3
     assert conf["topology.workers"]["origin"].endswith("storm.yaml")
-    assert conf["topology.acker.executors"] == {
-        **conf["topology.acker.executors"],
-        "value": 2,
-        "origin": "-c",
-    }
+    assert conf["topology.acker.executors"] == {**conf["topology.acker.executors"], "value": 2, "origin": "-c"}
     assert conf["nimbus.task.timeout.secs"]["origin"] == "default"
     assert conf["my.own"]["value"] == "x"
 
@@ -325,11 +321,7 @@ def test_run_files_match_pid_and_start(tmp_path: Path) -> None:
 
 
 def test_logs_of_the_newest_deployment(tmp_path: Path) -> None:
-    for topology_id, port, text in (
-        ("wc-1-100", 6900, "old"),
-        ("wc-2-200", 6901, "new"),
-        ("wcx-1-1", 6902, "x"),
-    ):
+    for topology_id, port, text in (("wc-1-100", 6900, "old"), ("wc-2-200", 6901, "new"), ("wcx-1-1", 6902, "x")):
         folder = tmp_path / "logs" / "workers" / topology_id / str(port)
         folder.mkdir(parents=True)
         (folder / "worker.log").write_text(f"first\n{text}\n\x1b[31mred\n", encoding="utf-8")

@@ -237,10 +237,7 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
     step = {"name": "assignment", "status": "STARTED", "seconds": None}
     peer.scripted["/v1/runs/r1"] = [
         (200, {"run_id": "r1", "status": "STARTED", "finished": False, "steps": [step]}),
-        (
-            200,
-            {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": [{**step, "status": "SUCCESS"}]},
-        ),
+        (200, {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": [{**step, "status": "SUCCESS"}]}),
     ]
     error = {"type": "AlreadyAlive", "message": "topology 'wc' runs already"}
     peer.scripted["/v1/runs/r2"] = [

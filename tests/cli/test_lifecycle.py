@@ -14,12 +14,7 @@ import psutil
 import pytest
 
 from storm_dagster.api import TaskState
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    InvalidRequest,
-    InvalidTopology,
-    NotAlive,
-)
+from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, InvalidTopology, NotAlive
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -29,10 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytes
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 SMALL = ["--conf", "wordcount.files=3", "--conf", "wordcount.limit=300"]
 SECRET, PASSWORD = "planted-secret-of-the-cluster-4711", "planted-zookeeper-password"
-TASK_STATS = {
-    *("emitted", "transferred", "executed", "acked", "failed"),
-    *("execute_ms", "process_ms", "complete_ms"),
-}
+TASK_STATS = {*("emitted", "transferred", "executed", "acked", "failed"), *("execute_ms", "process_ms", "complete_ms")}
 
 
 @pytest.fixture(scope="module")

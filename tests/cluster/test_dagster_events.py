@@ -52,11 +52,7 @@ class Dagster:
         return f"http://127.0.0.1:{self.port}/graphql"
 
     def start(self) -> None:
-        command = [
-            str(Path(sys.executable).with_name("dagster-webserver")),
-            "-f",
-            str(self.home / "lake_defs.py"),
-        ]
+        command = [str(Path(sys.executable).with_name("dagster-webserver")), "-f", str(self.home / "lake_defs.py")]
         with (self.home / "webserver.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "-h", "127.0.0.1", "-p", str(self.port)],
@@ -99,10 +95,7 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(tmp_path: Path, zookeeper_s
     """Each kill comes while events are under way; at every look, what is acked is stored."""
     lake = tmp_path / "lake"
     lake.mkdir()
-    with (
-        running(tmp_path / "dagster") as dagster,
-        dg.DagsterInstance.from_config(str(dagster.home)) as instance,
-    ):
+    with running(tmp_path / "dagster") as dagster, dg.DagsterInstance.from_config(str(dagster.home)) as instance:
         host, _, port = zookeeper_server.rpartition(":")
         conf = {
             "storm.zookeeper.port": int(port),
@@ -155,11 +148,7 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(tmp_path: Path, zookeeper_s
             assert waiting and all(one % 3 == 0 for one in waiting), "only tuples with events wait"
             os.kill(pid, signal.SIGKILL)
             daemons.heal()
-            eventually(
-                lambda: {one for one, _ in daemons.wait_running(topology_id).values()} != {pid},
-                90,
-                "its heir",
-            )
+            eventually(lambda: {one for one, _ in daemons.wait_running(topology_id).values()} != {pid}, 90, "its heir")
             dagster.start()
             (lake / "end").touch()
             eventually(lambda: whole(0) and waiting <= set(stored()), 120, "what waited is stored")

@@ -18,13 +18,7 @@ from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.spark,
-    pytest.mark.dagster,
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(900)]
 
 KEY = dg.AssetKey(["topologies", "wc"])
 NEWER, NEWEST = "\nVERSION = 2\n", "\nVERSION = 3\n"

@@ -13,13 +13,7 @@ from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.testing.cluster import LocalCluster
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.spark,
-    pytest.mark.dagster,
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(900)]
 
 WORD_COUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 

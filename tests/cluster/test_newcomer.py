@@ -20,13 +20,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_rigs.newcomer import PACKAGE, NewcomerProject, inventory
 from storm_rigs.stock_dagster import StockDagster
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.spark,
-    pytest.mark.dagster,
-    pytest.mark.long,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(1800)]
 
 LOCATION = f"{PACKAGE}.definitions"
 REPORT = dg.AssetKey("clicks_report")

@@ -20,13 +20,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_rigs.hosts import Hosts
 from storm_rigs.postgres import PostgresServer
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.cluster,
-    pytest.mark.spark,
-    pytest.mark.dagster,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "production.md").read_text(encoding="utf-8")
@@ -106,13 +100,7 @@ def test_the_page_as_it_stands(hosts: Hosts) -> None:
             return False
         return ask(hosts, "doctor")["ok"]
 
-    eventually(
-        healthy,
-        300,
-        "a leader, both supervisors, an armed sensor, Spark",
-        interval=1,
-        ignore=(AssertionError,),
-    )
+    eventually(healthy, 300, "a leader, both supervisors, an armed sensor, Spark", interval=1, ignore=(AssertionError,))
     said = follow(hosts, "Check the cluster")
     print(*said.values(), sep="\n")
     found = {(row["check"], row["state"], untimed(row["found"])) for row in ask(hosts, "doctor")["findings"]}

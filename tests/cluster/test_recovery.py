@@ -17,14 +17,7 @@ import psutil
 import pytest
 
 from storm_dagster.client.uploads import upload
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    Conflict,
-    InvalidRequest,
-    NotAlive,
-    StormDagsterError,
-    Unavailable,
-)
+from storm_dagster.model.errors import AlreadyAlive, Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.packaging.bundle import bundle_target
 from storm_dagster.testing.cluster import LocalCluster
@@ -153,11 +146,7 @@ def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tm
     copy = tmp_path / "copy"
     cluster.cli("blob", "cat", "mine", "-o", str(copy))
     assert copy.read_bytes() == content.read_bytes()
-    for key, doing in (
-        ("staging.t.record", "put"),
-        ("upload.x.conf", "put"),
-        ("wc-1-100-stormjar.jar", "put"),
-    ):
+    for key, doing in (("staging.t.record", "put"), ("upload.x.conf", "put"), ("wc-1-100-stormjar.jar", "put")):
         with pytest.raises(InvalidRequest):
             cluster.cli("blob", doing, key, str(content))
     assert cluster.cli("blob", "delete", "mine")["deleted"] is True

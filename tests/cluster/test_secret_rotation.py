@@ -16,13 +16,7 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.workload import WordCount
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.spark,
-    pytest.mark.dagster,
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.long, pytest.mark.timeout(900)]
 
 WORDS = WordCount(Path(__file__).parents[2] / "examples" / "wordcount.py", files=12, limit=8_000)
 DAEMONS = ("nimbus", "supervisor", "spark", "warm-runs", "dagster-code", "dagster-daemon", "dagster-webserver")

@@ -53,12 +53,7 @@ def sparse(cluster: LocalCluster, *args: str, cwd: Path, check: bool = True) -> 
         [str(BIN / "sparse"), *args],
         cwd=cwd,
         # What streamparse's own documentation names: which nimbus, and that root may run it.
-        env={
-            **os.environ,
-            "LEIN_ROOT": "1",
-            "STREAMPARSE_NIMBUS": address(cluster),
-            "PYTHONWARNINGS": "ignore",
-        },
+        env={**os.environ, "LEIN_ROOT": "1", "STREAMPARSE_NIMBUS": address(cluster), "PYTHONWARNINGS": "ignore"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -337,10 +332,7 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
     warn = storm.LogLevel(action=storm.LogLevelAction.UPDATE, target_log_level="WARN")
     client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"my.logger": debug, "ROOT": warn}))
     now = client.getLogConfig(topology_id).named_logger_level
-    assert {name: level.target_log_level for name, level in now.items()} == {
-        "my.logger": "DEBUG",
-        "ROOT": "WARN",
-    }
+    assert {name: level.target_log_level for name, level in now.items()} == {"my.logger": "DEBUG", "ROOT": "WARN"}
     assert now["my.logger"].reset_log_level_timeout_epoch > 0 and now["ROOT"].reset_log_level
     eventually(lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"}, 30, "the end of DEBUG")
     # A restarted worker has what was changed before it began.
@@ -404,12 +396,7 @@ def test_hot_deploy_and_gray_upgrade_over_thrift(
     with zipfile.ZipFile(newer, "a") as jar:
         jar.writestr("resources/VERSION", "2")
     location = upload(client, newer.read_bytes())
-    deployed(
-        connect,
-        location,
-        {**conf, "topology.upgrade": True, "topology.upgrade.worker.num": 1},
-        topology,
-    )
+    deployed(connect, location, {**conf, "topology.upgrade": True, "topology.upgrade.worker.num": 1}, topology)
 
     def one_upgraded() -> bool:
         shown = cluster.show(NAME)

@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.client import upload
-from storm_dagster.model.errors import (
-    Conflict,
-    InvalidRequest,
-    InvalidTopology,
-    StormDagsterError,
-    Unavailable,
-)
+from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, hash_file
 from storm_dagster.testing.cluster import LocalCluster

@@ -90,9 +90,7 @@ def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None
     assert outbox.add(1, event(MOST_EVENTS), "tuple", 0.0)
 
 
-def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again(
-    outbox: EventOutbox[str],
-) -> None:
+def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again(outbox: EventOutbox[str]) -> None:
     outbox.add(1, event(1), "tuple", 0.0)
     outbox.add(1, event(2), None, 0.0)
     outbox.add(2, event(3), "other", 0.0)

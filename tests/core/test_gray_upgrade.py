@@ -152,11 +152,7 @@ def test_a_selection_that_cannot_be_is_refused(selection: Selection, says: str) 
 
 
 def test_a_selection_that_can_be() -> None:
-    for selection in (
-        Selection(number=1),
-        Selection(component="split"),
-        Selection(workers=("a:6901", "b:6901")),
-    ):
+    for selection in (Selection(number=1), Selection(component="split"), Selection(workers=("a:6901", "b:6901"))):
         check_selection(selection, snapshot(state("a:6901")))
 
 
@@ -167,11 +163,7 @@ def test_workers_are_read_from_text_lists_and_conf() -> None:
     for wrong in ("bad", "h1:x", ":1", "h1:6900,bad", [1], 5):
         with pytest.raises(InvalidRequest):
             parse_workers(wrong)  # type: ignore[arg-type]
-    conf = {
-        "topology.upgrade.workers": "a:1",
-        "topology.upgrade.component": "split",
-        "topology.upgrade.worker.num": 2,
-    }
+    conf = {"topology.upgrade.workers": "a:1", "topology.upgrade.component": "split", "topology.upgrade.worker.num": 2}
     assert selection_of_conf(conf) == Selection(("a:1",), "split", 2)
     assert selection_of_conf({}).empty
 
@@ -271,21 +263,12 @@ def test_what_an_upgrade_comes_to() -> None:
 
 def base(status: str = "UPGRADING") -> StormBase:
     return StormBase(
-        name="wc",
-        status=status,
-        launch_time_secs=0,
-        workers=3,
-        executors={},
-        token="t",
-        wanted_status="ACTIVE",
+        name="wc", status=status, launch_time_secs=0, workers=3, executors={}, token="t", wanted_status="ACTIVE"
     )
 
 
 BEGIN = UpgradeEvent(
-    "begin",
-    selection=Selection(number=1),
-    record=GrayUpgrade(expires=1000, code_dir="wc-1-1.2"),
-    former="wc-1-1",
+    "begin", selection=Selection(number=1), record=GrayUpgrade(expires=1000, code_dir="wc-1-1.2"), former="wc-1-1"
 )
 
 
@@ -367,12 +350,7 @@ def test_a_transition_whose_reply_was_lost_is_recognized() -> None:
 def test_the_upgrade_in_words() -> None:
     found = snapshot(state("a:6901", upgrading=("b:6901",), number=1)).to_document()
     assert found is not None
-    assert found["workers"] == {
-        "a:6901": "upgraded",
-        "a:6902": "former",
-        "b:6901": "upgrading",
-        "b:6902": "former",
-    }
+    assert found["workers"] == {"a:6901": "upgraded", "a:6902": "former", "b:6901": "upgrading", "b:6902": "former"}
     assert (found["code"], found["former_code"]) == ("wc-1-1.2", "wc-1-1")
     assert snapshot(UpgradeState(at=1)).to_document() is None
 
@@ -380,10 +358,7 @@ def test_the_upgrade_in_words() -> None:
 SPEC: dict[str, Any] = {
     "spouts": {"lines": {"object": {"python": "a:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
     "bolts": {
-        "count": {
-            "object": {"python": "a:Count"},
-            "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}],
-        }
+        "count": {"object": {"python": "a:Count"}, "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}]}
     },
 }
 

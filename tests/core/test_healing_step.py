@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.liveness.detection import LivenessLimits
-from storm_dagster.core.liveness.memory import (
-    FirstSeen,
-    LivenessMemory,
-    MissingSlot,
-    StartingWorker,
-    TopologyMemory,
-)
+from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, HealingStepResult, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingMemory
@@ -64,11 +58,7 @@ def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
         if node not in lost
     }
     return ClusterView(
-        cluster_id="c",
-        epoch=1,
-        assignments_version=1,
-        supervisors=supervisors,
-        topologies={"t-1-1": topology},
+        cluster_id="c", epoch=1, assignments_version=1, supervisors=supervisors, topologies={"t-1-1": topology}
     )
 
 

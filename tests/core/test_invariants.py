@@ -48,10 +48,7 @@ def topology(**changes: Any) -> TopologyView:
         base=base,
         base_at=Versioned(1, 10),
         tasks=TaskTable(
-            components={
-                "a": ComponentTasks(type="bolt", tasks="1-2"),
-                "b": ComponentTasks(type="spout", tasks="3-4"),
-            }
+            components={"a": ComponentTasks(type="bolt", tasks="1-2"), "b": ComponentTasks(type="spout", tasks="3-4")}
         ),
         assignment=Assignment(
             topology_id=ID,
@@ -109,10 +106,7 @@ TWIN = replace(topology(), id=OTHER, base=topology().base.model_copy(update={"na
 
 CASES: dict[str, tuple[str, ClusterSnapshot]] = {
     "a task in two slots": ("one_slot_per_task", facts(assigned(slot(6900, "1-3"), slot(6901, "3-4")))),
-    "a task without slot and reason": (
-        "one_slot_per_task",
-        facts(assigned(slot(6900, "1-2"), slot(6901, "3"))),
-    ),
+    "a task without slot and reason": ("one_slot_per_task", facts(assigned(slot(6900, "1-2"), slot(6901, "3")))),
     "a task of no component": ("one_slot_per_task", facts(assigned(slot(6900, "1-2"), slot(6901, "3-5")))),
     "a slot of two topologies": ("slots_not_shared", facts(seen=view(topology(), TWIN))),
     "a slot twice": ("slots_not_shared", facts(assigned(slot(6900, "1-2"), slot(6900, "3-4")))),
@@ -126,14 +120,8 @@ CASES: dict[str, tuple[str, ClusterSnapshot]] = {
         "one_process_per_slot",
         facts(processes=(WorkerPid(ID, "s1", 6900, 7900), WorkerPid(ID, "s1", 6900, 9))),
     ),
-    "a process beside the node's": (
-        "one_process_per_slot",
-        facts(processes=(WorkerPid(ID, "s1", 6900, 12345),)),
-    ),
-    "visible without assignment": (
-        "base_implies_published",
-        facts(topology(assignment=None, assignment_at=None)),
-    ),
+    "a process beside the node's": ("one_process_per_slot", facts(processes=(WorkerPid(ID, "s1", 6900, 12345),))),
+    "visible without assignment": ("base_implies_published", facts(topology(assignment=None, assignment_at=None))),
     "a damaged record": ("records_intact", facts(seen=view(topology(), corrupt={"/tasks/x": "no JSON"}))),
     "a process of a gone topology": (
         "no_stray_processes",
@@ -159,18 +147,14 @@ CASES: dict[str, tuple[str, ClusterSnapshot]] = {
     "no token": ("one_topology_per_token", facts(tokens={})),
     "an upgraded worker on the former code": (
         "one_version_per_worker",
-        facts(
-            with_base(status="UPGRADING"),
-            gray={ID: GrayNodes(True, upgraded=frozenset({"h1:6900"}), code="bb")},
-        ),
+        facts(with_base(status="UPGRADING"), gray={ID: GrayNodes(True, upgraded=frozenset({"h1:6900"}), code="bb")}),
     ),
     "an upgrade without status": ("one_version_per_worker", facts(gray={ID: GrayNodes(True)})),
     "a status without upgrade": ("one_version_per_worker", facts(with_base(status="UPGRADING"))),
     "a worker in both sets": (
         "one_version_per_worker",
         facts(
-            with_base(status="UPGRADING"),
-            gray={ID: GrayNodes(True, frozenset({"h1:6900"}), frozenset({"h1:6900"}))},
+            with_base(status="UPGRADING"), gray={ID: GrayNodes(True, frozenset({"h1:6900"}), frozenset({"h1:6900"}))}
         ),
     ),
     "an assignment written for nothing": (
@@ -193,10 +177,7 @@ def test_what_breaks_a_rule_is_found(case: str) -> None:
     assert broken(found) <= {rule, *ALSO.get(case, ())}, "nothing else is blamed"
 
 
-ALSO = {
-    "two processes in a slot": {"no_stray_processes"},
-    "a slot of two topologies": {"one_topology_per_token"},
-}
+ALSO = {"two processes in a slot": {"no_stray_processes"}, "a slot of two topologies": {"one_topology_per_token"}}
 """What the same damage breaks besides."""
 
 
@@ -223,9 +204,7 @@ def test_legal_states_break_nothing() -> None:
     )
     assert broken(upgrading) == set()
     # Written, and something changed.
-    moved = facts(
-        former=facts(assigned(slot(6900, "1-2"), slot(6902, "3-4"), assignment_at=Versioned(2, 9))),
-    )
+    moved = facts(former=facts(assigned(slot(6900, "1-2"), slot(6902, "3-4"), assignment_at=Versioned(2, 9))))
     assert broken(moved) == set()
 
 

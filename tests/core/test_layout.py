@@ -52,10 +52,7 @@ def test_nothing_is_a_picture_too() -> None:
 
 
 @settings()
-@given(
-    count=st.integers(1, 12),
-    edges=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)), max_size=30),
-)
+@given(count=st.integers(1, 12), edges=st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)), max_size=30))
 def test_nothing_overlaps_whatever_the_graph(count: int, edges: list[tuple[str, str]]) -> None:
     nodes = NAMES[:count]
     found = laid(nodes, edges)

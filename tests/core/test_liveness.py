@@ -304,19 +304,14 @@ def test_a_silent_supervisor_gets_no_new_work() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.booleans(), st.booleans(), st.booleans()), max_size=15))
-def test_causes_are_stable_and_the_living_are_never_judged(
-    steps: list[tuple[float, bool, bool, bool]],
-) -> None:
+def test_causes_are_stable_and_the_living_are_never_judged(steps: list[tuple[float, bool, bool, bool]]) -> None:
     clock = Clock()
     now, beats = 0.0, 20
     for pause, worker_gone, supervisor_lost, beating in steps:
         now += pause
         beats += beating
         view = cluster(
-            TWO,
-            gone={("s2", 1)} if worker_gone else set(),
-            lost={"s2"} if supervisor_lost else set(),
-            beats=beats,
+            TWO, gone={("s2", 1)} if worker_gone else set(), lost={"s2"} if supervisor_lost else set(), beats=beats
         )
         before = clock.memory
         seen = clock.at(now, view)

@@ -40,9 +40,7 @@ def test_targets_that_are_busy_in_turn_share_evenly() -> None:
 
 @given(
     st.tuples(
-        st.lists(st.integers(0, 100), max_size=4),
-        st.integers(1, 100),
-        st.lists(st.integers(0, 100), max_size=3),
+        st.lists(st.integers(0, 100), max_size=4), st.integers(1, 100), st.lists(st.integers(0, 100), max_size=3)
     ).map(lambda drawn: [*drawn[0], drawn[1], *drawn[2]])
 )
 def test_turns_are_spread_by_weight(weights: list[int]) -> None:

@@ -152,17 +152,11 @@ class TestValidation:
             (topology(bolts={"b": component(0, reads("s"))}), "parallelism 0"),
             (topology(bolts={"b": component(-1, reads("s"))}), "parallelism -1"),
             (topology(bolts={"b": component(1, reads("z"))}), "components are b, s"),
-            (
-                topology(spouts={"lines": component()}, bolts={"b": component(1, reads("line"))}),
-                "mean 'lines'",
-            ),
+            (topology(spouts={"lines": component()}, bolts={"b": component(1, reads("line"))}), "mean 'lines'"),
             (topology(bolts={"b": component(1, reads("s", stream="defualt"))}), "mean 'default'"),
             (topology(bolts={"b": component(1, reads("s", "fields"))}), "names no field"),
             (topology(bolts={"b": component(1, reads("s", "fields", fields=["y"]))}), "does not declare"),
-            (
-                topology(bolts={"b": component(1, reads("s", "partial_key", fields=["y"]))}),
-                "does not declare",
-            ),
+            (topology(bolts={"b": component(1, reads("s", "partial_key", fields=["y"]))}), "does not declare"),
             (topology(bolts={"b": component(1, reads("s", "direct"))}), "not a direct stream"),
             (topology(bolts={"b": component(1, reads("s", "custom"))}), "names no function"),
             (topology(bolts={"b": component(1, reads("s", "custom", object="x"))}), "'module:name'"),
@@ -226,11 +220,7 @@ class TestTasks:
 
     def test_ackers_are_capped_and_may_be_none(self) -> None:
         for ackers, most, expected in ((5, 2, 2), (0, None, 0), (None, None, 1)):
-            conf = {
-                **default_conf(),
-                "topology.acker.executors": ackers,
-                "topology.max.task.parallelism": most,
-            }
+            conf = {**default_conf(), "topology.acker.executors": ackers, "topology.max.task.parallelism": most}
             whole = with_system_components(topology(), conf)
             part = number_tasks(whole, conf).components.get("__acker")
             assert (len(part.ids) if part else 0) == expected
@@ -238,12 +228,7 @@ class TestTasks:
     def test_the_acker_hears_everyone(self) -> None:
         whole = with_system_components(topology(bolts={"b": component(1, reads("s"))}), default_conf())
         heard = {(part.component, part.stream) for part in whole.bolts["__acker"].inputs}
-        assert heard == {
-            ("s", "__ack_init"),
-            ("b", "__ack_ack"),
-            ("b", "__ack_fail"),
-            ("b", "__ack_reset_timeout"),
-        }
+        assert heard == {("s", "__ack_init"), ("b", "__ack_ack"), ("b", "__ack_fail"), ("b", "__ack_reset_timeout")}
         for source, stream in heard:
             part = whole.component(source)
             assert part is not None and stream in part.outputs

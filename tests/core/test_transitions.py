@@ -22,12 +22,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "upgrade": "UPGRADING",
         "drain": "INACTIVE",
     },
-    "INACTIVE": {
-        "activate": "ACTIVE",
-        "deactivate": "INACTIVE",
-        "kill": "KILLED",
-        "rebalance": "REBALANCING",
-    },
+    "INACTIVE": {"activate": "ACTIVE", "deactivate": "INACTIVE", "kill": "KILLED", "rebalance": "REBALANCING"},
     "KILLED": {"kill": "KILLED"},
     "REBALANCING": {"kill": "KILLED", "finish_rebalance": "ACTIVE"},
     "UPGRADING": {"kill": "KILLED", "end_upgrade": "ACTIVE", "rollback": "ROLLBACK"},

@@ -181,11 +181,7 @@ def test_storms_own_example_gives_storms_windows() -> None:
     windows = Windows(WindowShape(length_ms=20, slide_ms=10, event_time=True, lag_ms=5))
     for name, stamp in {"e1": 3, "e2": 5, "e3": 7, "e4": 18, "e5": 26, "e6": 36}.items():
         assert windows.add(name, stamp, "s")
-    assert panes_now(windows) == [
-        (10, ["e1", "e2", "e3"]),
-        (20, ["e1", "e2", "e3", "e4"]),
-        (30, ["e4", "e5"]),
-    ]
+    assert panes_now(windows) == [(10, ["e1", "e2", "e3"]), (20, ["e1", "e2", "e3", "e4"]), (30, ["e4", "e5"])]
     for name, stamp in {"e7": 7225, "e8": 7226, "e9": 7227, "e10": 7239}.items():
         assert windows.add(name, stamp, "s")
     # Storm's page leaves 8:00:20 - 8:00:40 to the next watermark as well.
@@ -219,11 +215,7 @@ def test_the_watermark_waits_for_every_source() -> None:
         ({}, "no window length"),
         ({"window.length.count": 5, "window.length.duration.ms": 5}, "two window lengths"),
         (
-            {
-                "window.length.count": 5,
-                "window.sliding.interval.count": 1,
-                "window.sliding.interval.duration.ms": 1,
-            },
+            {"window.length.count": 5, "window.sliding.interval.count": 1, "window.sliding.interval.duration.ms": 1},
             "two sliding intervals",
         ),
         ({"window.length.count": 5, "late.tuple.stream": "late"}, "no timestamp field"),

@@ -20,10 +20,7 @@ def load(attributes: dict[str, Any]) -> tuple[dg.Component, dg.Definitions]:
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(
             component_cls=StormTopologyComponent,
-            defs_yaml_contents={
-                "type": "storm_dagster.StormTopologyComponent",
-                "attributes": attributes,
-            },
+            defs_yaml_contents={"type": "storm_dagster.StormTopologyComponent", "attributes": attributes},
         )
         with sandbox.load_component_and_build_defs(defs_path=path) as (component, defs):
             return component, defs
@@ -38,11 +35,7 @@ def test_a_declared_topology_is_an_asset_a_job_and_a_check() -> None:
     assert spec.key == dg.AssetKey(["topologies", "word-count"])
     assert spec.kinds == {"storm", "python"}
     jobs = [job.name for job in defs.resolve_all_job_defs() if not job.name.startswith("__")]
-    assert sorted(name.split("_word")[0] for name in jobs if "declared" not in name) == [
-        "deploy",
-        "kill",
-        "submit",
-    ]
+    assert sorted(name.split("_word")[0] for name in jobs if "declared" not in name) == ["deploy", "kill", "submit"]
     assert {key.name for check in defs.asset_checks or [] for key in check.check_keys} == {
         "all_tasks_run",
         "as_declared",

@@ -70,8 +70,7 @@ class Project:
         (place / "shop_code.py").write_text(code, encoding="utf-8")
         declared = {"name": "shop", "target": "shop_code.py:Shop", **attributes}
         (place / "defs.yaml").write_text(
-            yaml.safe_dump({"type": "storm_dagster.StormTopologyComponent", "attributes": declared}),
-            encoding="utf-8",
+            yaml.safe_dump({"type": "storm_dagster.StormTopologyComponent", "attributes": declared}), encoding="utf-8"
         )
         return place
 

@@ -74,12 +74,7 @@ def cluster(tasks: int, topologies: int = 1, supervisors: int = 10, beat: int = 
             beats_at=Versioned(beat, 100 + beat),
             live_workers={
                 worker.slot: WorkerNode(
-                    pid=1,
-                    token=f"{number:04d}{n:08d}",
-                    version=0,
-                    tasks=worker.tasks,
-                    started_ms=0,
-                    status="running",
+                    pid=1, token=f"{number:04d}{n:08d}", version=0, tasks=worker.tasks, started_ms=0, status="running"
                 )
                 for n, worker in enumerate(workers)
             },

@@ -173,8 +173,7 @@ def test_reassign_logs_one_materialization_for_each_topology_and_asset(world: Da
     for cause in causes:
         world.cluster.state.delete_node(f"/workers/{cause.topology_id}/s1-{cause.port}")
     result = world.run(
-        "reassign_topologies",
-        config=op("reassign_topologies", causes=[cause.to_json() for cause in causes]),
+        "reassign_topologies", config=op("reassign_topologies", causes=[cause.to_json() for cause in causes])
     )
     assert result.success
     for name in ("a", "b"):

@@ -37,12 +37,7 @@ def test_long_tables_are_cut_and_say_so() -> None:
 
 def test_tables_name_what_they_show() -> None:
     tasks = TaskTable(components={"count": ComponentTasks(type="bolt", tasks="1-3,7")})
-    assert tasks_table(tasks).records[0].data == {
-        "component": "count",
-        "type": "bolt",
-        "tasks": "1-3,7",
-        "count": 4,
-    }
+    assert tasks_table(tasks).records[0].data == {"component": "count", "type": "bolt", "tasks": "1-3,7", "count": 4}
     assert blobs_table([]).records == []
 
 

@@ -81,11 +81,7 @@ def names_of(defs: dg.Definitions) -> dict[str, set[str]]:
 
 
 def test_a_project_keeps_its_executor_its_resources_and_its_jobs() -> None:
-    for own in (
-        project(),
-        project(executor=dg.multiprocess_executor),
-        project(executor=dg.in_process_executor),
-    ):
+    for own in (project(), project(executor=dg.multiprocess_executor), project(executor=dg.in_process_executor)):
         merged = dg.Definitions.merge(own, build_storm_defs())
         dg.Definitions.validate_loadable(merged)
         assert executors(merged) == executors(own)

@@ -43,11 +43,7 @@ def test_a_translator_renames_assets_checks_and_dependencies() -> None:
     assert {key.path[0] for key in specs} == {"streams"}
     for before, key in zip((None, *STAGES), STAGES, strict=False):
         spec = specs[key.with_prefix("streams")]
-        assert (spec.group_name, spec.owners, spec.tags["domain"]) == (
-            "our_stage",
-            ["team:data"],
-            "streaming",
-        )
+        assert (spec.group_name, spec.owners, spec.tags["domain"]) == ("our_stage", ["team:data"], "streaming")
         assert [dep.asset_key for dep in spec.deps] == ([before.with_prefix("streams")] if before else [])
     checks = [key for check in defs.asset_checks or [] for key in check.check_keys]
     assert checks

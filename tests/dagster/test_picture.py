@@ -64,11 +64,7 @@ def test_an_empty_assignment_is_still_a_picture() -> None:
     xml.dom.minidom.parseString(slots_picture([], {}, "nothing placed"))
 
 
-@given(
-    name=st.text(max_size=60),
-    host=st.text(max_size=60),
-    title=st.text(max_size=60),
-)
+@given(name=st.text(max_size=60), host=st.text(max_size=60), title=st.text(max_size=60))
 def test_no_text_breaks_out_of_the_picture(name: str, host: str, title: str) -> None:
     svg = slots_picture([SlotTasks(name, host, 1, (1,))], {1: name}, title)
     document = xml.dom.minidom.parseString(svg)

@@ -112,10 +112,7 @@ def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session: Any) -
     assert [row["executed"] for row in roll_up_hour(session, root, after(4), None).collect()] == [10]
     drop_older(session, root, after(3))
     for kind in ("samples", "hourly"):
-        assert sorted(part.name for part in (root / kind).iterdir()) == [
-            "hour=2026-01-01-13",
-            "hour=2026-01-01-14",
-        ]
+        assert sorted(part.name for part in (root / kind).iterdir()) == ["hour=2026-01-01-13", "hour=2026-01-01-14"]
 
 
 def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(

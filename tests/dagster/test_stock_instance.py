@@ -108,8 +108,7 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     # A waiting tick leaves the node to nobody, so that the leader's backstop comes; afterwards it is held again.
     found: list[SensorTick] = []
     thread = threading.Thread(
-        target=lambda: found.append(tick(world, "heartbeat_sensor", stuck.cursor, tick_secs=50.0)),
-        daemon=True,
+        target=lambda: found.append(tick(world, "heartbeat_sensor", stuck.cursor, tick_secs=50.0)), daemon=True
     )
     thread.start()
     for _ in range(10):

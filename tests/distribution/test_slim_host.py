@@ -204,11 +204,7 @@ def test_a_slim_host_runs_the_tasks_of_a_topology(tmp_path: Path, zookeeper_serv
                     assert Path(f"/proc/{pid}/exe").exists()
                     assert f"{tmp_path}/worker/".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
                 logs = list(here.rglob("worker.log"))
-                eventually(
-                    lambda: any("the first number arrived" in each.read_text() for each in logs),
-                    60,
-                    "a tuple",
-                )
+                eventually(lambda: any("the first number arrived" in each.read_text() for each in logs), 60, "a tuple")
                 url = cluster.load_view().supervisors["slim"].http
             # Its HTTP service works without what speeds uvicorn up elsewhere.
             assert httpx.get(f"{url}/healthz", trust_env=False, timeout=30).status_code == 200

@@ -11,13 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.model.plan_document import (
-    PlanComponent,
-    PlanDocument,
-    PlanOldWorker,
-    PlanSupervisor,
-    PlanTopology,
-)
+from storm_dagster.model.plan_document import PlanComponent, PlanDocument, PlanOldWorker, PlanSupervisor, PlanTopology
 from storm_dagster.operations.read.plan_file import parse_plans, result_document
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")

@@ -23,13 +23,7 @@ from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.console import SILENT, ConsoleCommand, console_commands, difference
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.cluster,
-    pytest.mark.spark,
-    pytest.mark.dagster,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("QUICKSTART_BIN") or Path(sys.executable).parent)

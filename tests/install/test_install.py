@@ -49,11 +49,7 @@ def test_the_environment_wins_over_a_command_s_section_and_that_over_all(install
 
 
 def test_what_uv_is_told_already_stays(installer: ModuleType) -> None:
-    options = {
-        "index-url": "https://pip.example/simple",
-        "extra-index-url": "https://a\nhttps://b",
-        "cert": "/c.pem",
-    }
+    options = {"index-url": "https://pip.example/simple", "extra-index-url": "https://a\nhttps://b", "cert": "/c.pem"}
     told = installer.uv_variables(options, {"UV_INDEX_URL": "https://uv.example", "SSL_CERT_FILE": "/mine.pem"})
     assert told == {
         "UV_INDEX": "https://a https://b",

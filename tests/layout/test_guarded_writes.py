@@ -108,14 +108,8 @@ GUARDED: dict[str, dict[str, str]] = {
         "report_error.delete_node": APPEND,
         "report_error.set_data": OWN_VERSION,
     },
-    "zk/transaction.py": {
-        "Transaction._request.TransactionRequest": LAYER,
-        "Transaction._request.set_data": LAYER,
-    },
-    "zk/worker_nodes.py": {
-        "write_worker_node.transaction": ASSIGNMENT,
-        "delete_worker_node.transaction": SESSION,
-    },
+    "zk/transaction.py": {"Transaction._request.TransactionRequest": LAYER, "Transaction._request.set_data": LAYER},
+    "zk/worker_nodes.py": {"write_worker_node.transaction": ASSIGNMENT, "delete_worker_node.transaction": SESSION},
 }
 """File -> every write in it -> its guard."""
 

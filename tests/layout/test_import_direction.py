@@ -113,17 +113,7 @@ def test_third_party_packages_stay_where_they_are_wrapped(path: Path) -> None:
 
 
 def test_core_is_pure() -> None:
-    banned = {
-        "time",
-        "socket",
-        "threading",
-        "random",
-        "subprocess",
-        "os",
-        "pathlib",
-        "asyncio",
-        "multiprocessing",
-    }
+    banned = {"time", "socket", "threading", "random", "subprocess", "os", "pathlib", "asyncio", "multiprocessing"}
     for path in (PACKAGE / "core").rglob("*.py"):
         assert not imports_of(path) & banned, f"{path.name} reaches for the world: {imports_of(path) & banned}"
 

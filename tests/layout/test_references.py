@@ -140,10 +140,7 @@ def test_a_planted_reference_is_found(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (
-            "a.py",
-            '"""A store behind a URL (S3, GCS, HDFS); I1 to I8 hold (``docs/decisions.md#invariants``)."""\n',
-        ),
+        ("a.py", '"""A store behind a URL (S3, GCS, HDFS); I1 to I8 hold (``docs/decisions.md#invariants``)."""\n'),
         ("a.py", "found = place(A2, [(A1, A2)])\ntime.sleep(8.5)\n"),
         ("a.py", '"""The design of 2024 is the one, in case A dies; RFC 9110, section 15."""\n'),
         ("docs/a.md", "await asyncio.sleep(5.1)\n| I1 | Each task has one slot. |\n"),

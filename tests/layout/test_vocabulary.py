@@ -143,17 +143,7 @@ def test_a_class_name_stands_for_one_class() -> None:
 
 @pytest.mark.parametrize(
     "identifier",
-    [
-        "seats",
-        "_seat_even",
-        "SeatTable",
-        "usedSeats",
-        "water_level",
-        "WaterLevels",
-        "unsettled",
-        "mend",
-        "MENDED",
-    ],
+    ["seats", "_seat_even", "SeatTable", "usedSeats", "water_level", "WaterLevels", "unsettled", "mend", "MENDED"],
 )
 def test_a_planted_word_is_found(identifier: str) -> None:
     assert refused_names("a.py", f"def f({identifier}: int) -> None: ...\n")
@@ -169,12 +159,7 @@ def test_a_word_inside_another_is_left_alone(identifier: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "normalise = 1\n",
-        "class Initialiser: ...\n",
-        "x = 1  # Neighbouring hosts.\n",
-        'x = 1\n"""Its colour."""\n',
-    ],
+    ["normalise = 1\n", "class Initialiser: ...\n", "x = 1  # Neighbouring hosts.\n", 'x = 1\n"""Its colour."""\n'],
 )
 def test_planted_british_spelling_is_found(text: str) -> None:
     assert british_in("a.py", text)
@@ -186,9 +171,5 @@ def test_american_spelling_and_strings_are_left_alone() -> None:
 
 
 def test_a_repeated_class_is_found() -> None:
-    texts = {
-        "a.py": "class A:\n    class B: ...\n",
-        "b.py": "class B: ...\nclass _C: ...\n",
-        "c.py": "class _C: ...\n",
-    }
+    texts = {"a.py": "class A:\n    class B: ...\n", "b.py": "class B: ...\nclass _C: ...\n", "c.py": "class _C: ...\n"}
     assert repeated_classes(texts) == ["B: a.py, b.py"]

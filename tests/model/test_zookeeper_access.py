@@ -30,9 +30,7 @@ NAMES = st.sampled_from(
     ["log_levels", "state", "rebalance", "conf", "upgrading_workers", "e0000000001", "s1-6900", "c"]
 )
 PATHS = st.builds(
-    lambda first, rest: "/".join([first, *rest]),
-    st.sampled_from(FIRST),
-    st.lists(st.one_of(IDS, NAMES), max_size=4),
+    lambda first, rest: "/".join([first, *rest]), st.sampled_from(FIRST), st.lists(st.one_of(IDS, NAMES), max_size=4)
 )
 CHANGED_BY_WORKERS = (paths.WORKERS, paths.TASKBEATS, paths.TASKERRORS, paths.METRICS)
 

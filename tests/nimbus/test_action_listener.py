@@ -140,8 +140,7 @@ def test_a_listener_that_fails_is_notified_of_the_next_action(
     lifecycle.deactivate(ctx, "wc")
     lifecycle.activate(ctx, "wc")
     eventually(
-        lambda: listeners.received == [(topology_id, "deactivate"), (topology_id, "activate")],
-        what="both actions",
+        lambda: listeners.received == [(topology_id, "deactivate"), (topology_id, "activate")], what="both actions"
     )
     assert nimbus.leads()
     ctx.cluster.disconnect()

@@ -177,10 +177,7 @@ def test_a_proxy_without_its_webserver_heals_by_itself(gate: Gate) -> None:
     [
         ({"headers": {"X-Key": "two\nlines"}}, r"headers: header 'X-Key'"),
         ({"headers": {"X-Key": 7}}, r"headers: header 'X-Key'"),
-        (
-            {"headers": {"authorization": "Bearer a"}, "token.file": "/t"},
-            "both give the header Authorization",
-        ),
+        ({"headers": {"authorization": "Bearer a"}, "token.file": "/t"}, "both give the header Authorization"),
         ({"url": "http://ann:b@h/graphql", "token.file": "/t"}, "both give the header Authorization"),
         ({"url": "h:3000/graphql"}, "is not an address"),
         ({"url": "http://ann:4711@[broken/graphql"}, "is not an address"),

@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.dagster
 
-STEPS = [
-    "topology_conf",
-    "topology_code",
-    "task_info",
-    "assignment",
-    "published_assignment",
-    "active_topology",
-]
+STEPS = ["topology_conf", "topology_code", "task_info", "assignment", "published_assignment", "active_topology"]
 
 
 def at(url: str | None, timeout: float = 20.0) -> DagsterClient:

@@ -49,12 +49,7 @@ def store_of(nimbus: RunningNimbus) -> LocalBlobStore:
 
 def make_active(state: ZooKeeperClusterState, topology_id: str = "wc-1-100") -> None:
     base = StormBase(
-        name=topology_id.rsplit("-", 2)[0],
-        launch_time_secs=1,
-        status="ACTIVE",
-        workers=1,
-        executors={},
-        token="t",
+        name=topology_id.rsplit("-", 2)[0], launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token="t"
     )
     state.create_node(paths.topology(topology_id), encode_record(base))
 
@@ -162,8 +157,7 @@ def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_ni
         blobs.put(KEY, b"one")
     tree = state()
     holders = eventually(
-        lambda: (found := tree.get_children(paths.blob(KEY))) and len(found) == 2 and found,
-        what="both registrations",
+        lambda: (found := tree.get_children(paths.blob(KEY))) and len(found) == 2 and found, what="both registrations"
     )
     for holder in holders:
         tree.delete_node(paths.blob(KEY, holder))

@@ -10,13 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from storm_dagster.model.latency import (
-    bucket_of,
-    merge_latencies,
-    percentiles,
-    prometheus_buckets,
-    subtract_latencies,
-)
+from storm_dagster.model.latency import bucket_of, merge_latencies, percentiles, prometheus_buckets, subtract_latencies
 from storm_dagster.model.records import ComponentTasks, StormBase, TaskTable
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import TaskReport, WorkerReport

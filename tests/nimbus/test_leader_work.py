@@ -75,12 +75,7 @@ def upload(
 
 def add_base(state: StormClusterState, topology_id: str, token: str = "other") -> None:
     base = StormBase(
-        name=topology_id.rsplit("-", 2)[0],
-        launch_time_secs=1,
-        status="ACTIVE",
-        workers=1,
-        executors={},
-        token=token,
+        name=topology_id.rsplit("-", 2)[0], launch_time_secs=1, status="ACTIVE", workers=1, executors={}, token=token
     )
     state.state.create_node(paths.topology(topology_id), encode_record(base))
 
@@ -127,9 +122,7 @@ def test_submission_is_one_run_per_token(with_dagster: RunningNimbus, cluster: C
     assert answers[0].json()["token"] == "tok-1"
     run_id = answers[0].json()["run_id"]
     run = eventually(
-        lambda: (found := nimbus.get(f"/v1/runs/{run_id}").json())["finished"] and found,
-        timeout=90,
-        what="the run",
+        lambda: (found := nimbus.get(f"/v1/runs/{run_id}").json())["finished"] and found, timeout=90, what="the run"
     )
     assert run["status"] == "SUCCESS" and len(run["steps"]) == 6 and run["url"]
     # The topology that this token made is alive: the same answer. Another token: refused at once.

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from storm_dagster.model.records import (
-    Assignment,
-    ComponentTasks,
-    StormBase,
-    TaskError,
-    TaskTable,
-    WorkerSlot,
-)
+from storm_dagster.model.records import Assignment, ComponentTasks, StormBase, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.nimbus.requests.page_snapshot import snapshot_topology
@@ -50,14 +43,7 @@ def told(component: str, **entry: object) -> dict[str, object]:
 def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
     entry = told(
         "count",
-        stats={
-            "executed": 30,
-            "acked": 29,
-            "failed": 1,
-            "execute_ms": 0.5,
-            "process_ms": 1.5,
-            "complete_ms": 0,
-        },
+        stats={"executed": 30, "acked": 29, "failed": 1, "execute_ms": 0.5, "process_ms": 1.5, "complete_ms": 0},
         streams={
             "emitted": {"default": 7, "__metrics": 2},
             "transferred": {"default": 7},
@@ -118,13 +104,7 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
     error = TaskError(task=1, host="h1", port=6900, time=5, error="boom")
     page = snapshot_topology(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
     assert (page.uptime_secs, page.tasks_total, page.executors_total, page.workers_total) == (90, 5, 4, 1)
-    assert page.totals(":all-time") == {
-        "emitted": 60,
-        "transferred": 180,
-        "acked": 50,
-        "failed": 2,
-        "complete_ms": 4.0,
-    }
+    assert page.totals(":all-time") == {"emitted": 60, "transferred": 180, "acked": 50, "failed": 2, "complete_ms": 4.0}
     assert page.totals("600", include_sys=True)["emitted"] == 64
     count = page.components["count"]
     assert [one.id for one in count.executors] == ["[1-2]", "[3-3]"]

@@ -15,14 +15,7 @@ import zmq
 from starlette.concurrency import run_in_threadpool
 
 from storm_dagster.http.responses import run_read
-from storm_dagster.model.records import (
-    Assignment,
-    ComponentTasks,
-    StormBase,
-    TaskTable,
-    WorkerNode,
-    WorkerSlot,
-)
+from storm_dagster.model.records import Assignment, ComponentTasks, StormBase, TaskTable, WorkerNode, WorkerSlot
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import decode_request
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats

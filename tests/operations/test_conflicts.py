@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import (
-    Conflict,
-    Fenced,
-    InvalidRequest,
-    NotAlive,
-    StormDagsterError,
-    Unavailable,
-)
+from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.records import encode_record
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist

@@ -70,8 +70,7 @@ LONG = ("kill",)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.chaos if name in LONG else []) for name in sorted(OPERATIONS)],
+    "name", [pytest.param(name, marks=pytest.mark.chaos if name in LONG else []) for name in sorted(OPERATIONS)]
 )
 def test_killed_between_any_two_steps(world: World, name: str) -> None:
     number = 0
@@ -214,11 +213,7 @@ def test_a_submission_writes_few_nodes_however_many_tasks(world: World, parallel
     """At most 24 nodes in at most 4 transactions."""
     topology = {
         "spouts": {
-            "s": {
-                "object": {"python": "m:S"},
-                "parallelism": parallelism,
-                "outputs": {"default": {"fields": ["x"]}},
-            }
+            "s": {"object": {"python": "m:S"}, "parallelism": parallelism, "outputs": {"default": {"fields": ["x"]}}}
         }
     }
     cluster = CountingCluster(world.cluster)

@@ -19,13 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.invariants import RULES, violations
@@ -162,13 +156,7 @@ class Cluster(RuleBasedStateMachine):
     actors = st.integers(0, 1)
     names = st.sampled_from(NAMES)
 
-    @rule(
-        actor=actors,
-        pinned=st.booleans(),
-        name=names,
-        token=st.sampled_from(TOKENS),
-        workers=st.integers(1, 3),
-    )
+    @rule(actor=actors, pinned=st.booleans(), name=names, token=st.sampled_from(TOKENS), workers=st.integers(1, 3))
     def submit(self, actor: int, pinned: bool, name: str, token: str, workers: int) -> None:
         handle = self.upload(workers)
         self.begin(actor, pinned, lambda ctx: submit(ctx, name=name, token=token, handle=handle))
@@ -217,13 +205,7 @@ class Cluster(RuleBasedStateMachine):
 
         self.begin(actor, pinned, run)
 
-    @rule(
-        actor=actors,
-        pinned=st.booleans(),
-        name=names,
-        token=st.sampled_from(TOKENS),
-        workers=st.integers(1, 3),
-    )
+    @rule(actor=actors, pinned=st.booleans(), name=names, token=st.sampled_from(TOKENS), workers=st.integers(1, 3))
     def update(self, actor: int, pinned: bool, name: str, token: str, workers: int) -> None:
         handle = self.upload(workers)
         self.begin(actor, pinned, lambda ctx: lifecycle.update(ctx, name, token=f"u-{token}", handle=handle))
@@ -239,10 +221,7 @@ class Cluster(RuleBasedStateMachine):
         self.begin(actor, pinned, lambda ctx: upgrade(ctx, name=name, number=number, handle=handle, token=token))
 
     @rule(
-        actor=actors,
-        pinned=st.booleans(),
-        name=names,
-        verb=st.sampled_from(["go on", "complete_upgrade", "roll_back"]),
+        actor=actors, pinned=st.booleans(), name=names, verb=st.sampled_from(["go on", "complete_upgrade", "roll_back"])
     )
     def drive_upgrade(self, actor: int, pinned: bool, name: str, verb: str) -> None:
         def run(ctx: Any) -> None:
@@ -342,13 +321,7 @@ class Cluster(RuleBasedStateMachine):
         workers=st.integers(1, 3),
     )
     def race(
-        self,
-        pinned: bool,
-        names: tuple[str, str],
-        verbs: tuple[str, str],
-        first: int,
-        tokens: list[str],
-        workers: int,
+        self, pinned: bool, names: tuple[str, str], verbs: tuple[str, str], first: int, tokens: list[str], workers: int
     ) -> None:
         """Both decide on the same view before either writes; then one after the other writes."""
         for actor in (0, 1):

@@ -10,15 +10,7 @@ import pytest
 from storm_dagster.core.slots.desired import desired_slots
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    Conflict,
-    Corrupt,
-    Fenced,
-    InvalidTopology,
-    NotAlive,
-    Unavailable,
-)
+from storm_dagster.model.errors import AlreadyAlive, Conflict, Corrupt, Fenced, InvalidTopology, NotAlive, Unavailable
 from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.names import conf_key, jar_key
 from storm_dagster.operations.live import lifecycle, rebalance
@@ -53,13 +45,7 @@ def test_a_topology_is_turned_off_and_on_and_nothing_is_written_twice(world: Wor
 
 def test_unknown_names_are_not_alive(world: World) -> None:
     ctx = world.context()
-    for verb in (
-        lifecycle.activate,
-        lifecycle.deactivate,
-        lifecycle.kill,
-        lifecycle.restart,
-        rebalance.rebalance,
-    ):
+    for verb in (lifecycle.activate, lifecycle.deactivate, lifecycle.kill, lifecycle.restart, rebalance.rebalance):
         with pytest.raises(NotAlive, match="'none'"):
             verb(ctx, "none")
 

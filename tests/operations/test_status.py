@@ -49,16 +49,7 @@ def test_show_has_the_agreed_keys(world: World) -> None:
     }
     ctx = world.context()
     document = shown(world, stats=stats, errors=status.errors_of(ctx, topology_id))
-    assert list(document) == [
-        "id",
-        "name",
-        "status",
-        "uptime_secs",
-        "workers",
-        "tasks",
-        "components",
-        "errors",
-    ]
+    assert list(document) == ["id", "name", "status", "uptime_secs", "workers", "tasks", "components", "errors"]
     worker = document["workers"][0]
     assert set(worker) == {"node", "host", "port", "pid", "tasks", "uptime_secs", "version"}
     assert (worker["pid"], worker["uptime_secs"], worker["version"]) == (7900, 12, "0123456789abcdef")

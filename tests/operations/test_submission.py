@@ -46,13 +46,7 @@ def test_a_submission_ends_active_with_every_task_placed(world: World) -> None:
     keys = [jar_key(topology_id), conf_key(topology_id), code_key(topology_id)]
     assert topology.assignment is not None
     assert topology.assignment.code == {key: world.blobs.meta(key).sha256 for key in keys}
-    assert topology.base.executors == {
-        "split": 2,
-        "count": 2,
-        "__acker": 1,
-        "__topology_master": 1,
-        "lines": 1,
-    }
+    assert topology.base.executors == {"split": 2, "count": 2, "__acker": 1, "__topology_master": 1, "lines": 1}
     assert world.tasks().component_of() == {
         1: "split",
         2: "split",
@@ -410,10 +404,7 @@ def test_staged_parts_are_json_and_keep_the_order_of_components(world: World) ->
     topology = {
         "spouts": {"z": {"object": {"python": "m:Z"}, "outputs": {"default": {"fields": ["x"]}}}},
         "bolts": {
-            name: {
-                "object": {"python": "m:B"},
-                "inputs": [{"component": "z", "grouping": {"type": "shuffle"}}],
-            }
+            name: {"object": {"python": "m:B"}, "inputs": [{"component": "z", "grouping": {"type": "shuffle"}}]}
             for name in ("zeta", "alpha", "mid")
         },
     }

@@ -100,11 +100,7 @@ def test_a_callable_gets_the_arguments(tmp_path: Path) -> None:
             None,
             "while the module was being described",
         ),
-        (
-            COMPONENTS + "\nclass Empty(Topology):\n    count = Count.spec(inputs=['nobody'])\n",
-            None,
-            "no spout",
-        ),
+        (COMPONENTS + "\nclass Empty(Topology):\n    count = Count.spec(inputs=['nobody'])\n", None, "no spout"),
     ],
 )
 def test_bad_modules_are_refused(tmp_path: Path, text: str, name: str | None, output: str) -> None:
@@ -130,10 +126,7 @@ def test_a_hanging_module_is_ended_with_all_it_started(tmp_path: Path) -> None:
 def test_packages_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "shop" / "__init__.py", "")
     write(tmp_path / "shop" / "parts.py", COMPONENTS)
-    write(
-        tmp_path / "shop" / "flows.py",
-        "from .parts import *\nclass Flow(Topology):\n    words = Words.spec()\n",
-    )
+    write(tmp_path / "shop" / "flows.py", "from .parts import *\nclass Flow(Topology):\n    words = Words.spec()\n")
     monkeypatch.chdir(tmp_path)
     found = describe_target("shop.flows:Flow")
     assert found.name == "flows" and found.root == tmp_path and found.include == ("shop",)

@@ -152,11 +152,7 @@ def test_bombs_are_refused_by_ratio_and_by_size(tmp_path: Path) -> None:
     refused(zip_of(tmp_path / "a.zip", big), tmp_path, "'zeros' unpacks to more than 20 times")
     refused(tar_of(tmp_path / "a.tar.gz", [(member(n), c) for n, c in big.items()]), tmp_path, "20 times")
     random = os.urandom(600_000)
-    refused(
-        zip_of(tmp_path / "b.zip", {"a": random, "b": random}),
-        tmp_path,
-        "'b' it unpacks to more than 1000000",
-    )
+    refused(zip_of(tmp_path / "b.zip", {"a": random, "b": random}), tmp_path, "'b' it unpacks to more than 1000000")
 
 
 def test_a_zip_that_lies_about_its_sizes(tmp_path: Path) -> None:

@@ -31,13 +31,7 @@ FIRST = (
     *TOGETHER["the shared cluster"],
     "tests/cli/test_lifecycle.py",
     *TOGETHER["the shared Spark server"],
-    *(
-        "tests/cluster/",
-        "tests/cli/test_dev.py",
-        "tests/spark_components/",
-        "tests/dagster/",
-        "tests/operations/",
-    ),
+    *("tests/cluster/", "tests/cli/test_dev.py", "tests/spark_components/", "tests/dagster/", "tests/operations/"),
     *("tests/launcher/", "tests/supervisor/"),
     *("tests/worker/", "tests/nimbus/", "tests/zk/", "tests/security/", "tests/docs/", "tests/distribution/"),
 )

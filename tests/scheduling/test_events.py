@@ -94,8 +94,7 @@ def test_even_frees_live_workers_that_fit_no_share() -> None:
     first = place([supervisor(1, [6900]), supervisor(2, [6900, 6901])], nine(4, worker(1, 6900, *range(1, 10))))
     assert sorted(map(len, slots(first).values())) == [3, 3, 3]
     second = place(
-        [supervisor(1, [6900]), supervisor(2, [6900, 6901]), supervisor(3, range(6900, 6908))],
-        nine(4, *first.workers),
+        [supervisor(1, [6900]), supervisor(2, [6900, 6901]), supervisor(3, range(6900, 6908))], nine(4, *first.workers)
     )
     assert sorted(map(len, slots(second).values())) == [2, 2, 2, 3]
     assert list(second.worker_reasons.values()).count("the worker is alive and was left alone") == 1

@@ -24,11 +24,7 @@ SUPERVISORS = 3
 
 
 def fewest(
-    executors: Sequence[tuple[int, ...]],
-    home: dict[tuple[int, ...], int],
-    slots: int,
-    workers: int,
-    alone: bool,
+    executors: Sequence[tuple[int, ...]], home: dict[tuple[int, ...], int], slots: int, workers: int, alone: bool
 ) -> int:
     """Tasks that move in the best placement of ``executors`` on ``workers``: every choice of old slots that are
     used on, and of those that hold one executor more, is tried; the largest executors stay."""

@@ -10,22 +10,11 @@ import pytest
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.scheduling.selectors import fair_share
 from storm_dagster.core.scheduling.units import worker_count
-from storm_dagster.model.placement import (
-    PlacementBatch,
-    SupervisorSlots,
-    TopologyPlacement,
-    TopologyToPlace,
-)
+from storm_dagster.model.placement import PlacementBatch, SupervisorSlots, TopologyPlacement, TopologyToPlace
 from storm_rigs.placement_clusters import small_topology, supervisor
 
-WORD_COUNT: dict[str, Any] = {
-    "bolts": {"split": (2, ["spout"]), "count": (2, ["split"])},
-    "spouts": {"spout": 1},
-}
-BIG_COUNT: dict[str, Any] = {
-    "bolts": {"split": (4, ["spout"]), "count": (4, ["split"])},
-    "spouts": {"spout": 2},
-}
+WORD_COUNT: dict[str, Any] = {"bolts": {"split": (2, ["spout"]), "count": (2, ["split"])}, "spouts": {"spout": 1}}
+BIG_COUNT: dict[str, Any] = {"bolts": {"split": (4, ["spout"]), "count": (4, ["split"])}, "spouts": {"spout": 2}}
 FOUR = range(6900, 6904)
 
 

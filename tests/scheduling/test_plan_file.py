@@ -22,15 +22,7 @@ WORD_COUNT: dict[str, Any] = {
     },
 }
 SUPERVISORS = [
-    {
-        "id": "s1",
-        "host": "h1",
-        "ports": [6900, 6901],
-        "used": [6900],
-        "rack": "r1",
-        "cpu": 400,
-        "memory_mb": 4096,
-    },
+    {"id": "s1", "host": "h1", "ports": [6900, 6901], "used": [6900], "rack": "r1", "cpu": 400, "memory_mb": 4096},
     {"id": "s2", "host": "h2", "ports": [6900, 6901]},
 ]
 
@@ -129,11 +121,7 @@ def test_explicit_ids_and_the_numbering_around_them() -> None:
 def test_more_tasks_than_executors_stay_together() -> None:
     bolts = {"b": {"parallelism": 2, "inputs": ["lines"], "conf": {"topology.tasks": 5}}}
     outcome = plan({"bolts": bolts, "conf": {"topology.workers": 2, "topology.acker.executors": 0}})
-    assert outcome["tasks"] == {
-        **{str(task): "b" for task in range(1, 6)},
-        "6": "__topology_master",
-        "7": "lines",
-    }
+    assert outcome["tasks"] == {**{str(task): "b" for task in range(1, 6)}, "6": "__topology_master", "7": "lines"}
     held = [worker["tasks"] for worker in outcome["workers"]]
     assert sorted(sorted(set(tasks) & {1, 2, 3, 4, 5}) for tasks in held) == [[1, 2, 3], [4, 5]]
 
@@ -188,21 +176,9 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
             {},
             "topologies[0].bolts.b.inputs[1]: component 'lime' does not exist: did you mean 'lines'?",
         ),
-        (
-            {"spouts": {"lines": {"inputs": ["split"]}}},
-            {},
-            "topologies[0].spouts.lines.inputs: a spout has no",
-        ),
-        (
-            {"bolts": {"lines": {"inputs": ["lines"]}}},
-            {},
-            "topologies[0].bolts.lines: a spout has the same id",
-        ),
-        (
-            {"spouts": {"lines": {"parallelism": 0}}, "bolts": {}},
-            {},
-            "topologies[0].spouts: the topology has no task",
-        ),
+        ({"spouts": {"lines": {"inputs": ["split"]}}}, {}, "topologies[0].spouts.lines.inputs: a spout has no"),
+        ({"bolts": {"lines": {"inputs": ["lines"]}}}, {}, "topologies[0].bolts.lines: a spout has the same id"),
+        ({"spouts": {"lines": {"parallelism": 0}}, "bolts": {}}, {}, "topologies[0].spouts: the topology has no task"),
         ({"event": "monitor", "dead": [1, 99]}, {}, "topologies[0].dead[1]: task 99 does not exist"),
         ({"event": "monitor", "unstopped": [0]}, {}, "topologies[0].unstopped[0]"),
         ({"bolts": {"__b": {"inputs": ["lines"]}}}, {}, "starts with '__'"),
@@ -224,17 +200,9 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
             {},
             "topologies[0]: use.userdefine.assignment, worker 1: hots",
         ),
-        (
-            {},
-            {"supervisors": [{"id": "s1", "ports": [1]}] * 2},
-            "supervisors[1].id: supervisor 's1' is listed twice",
-        ),
+        ({}, {"supervisors": [{"id": "s1", "ports": [1]}] * 2}, "supervisors[1].id: supervisor 's1' is listed twice"),
         ({}, {"supervisors": [{"id": "s1", "ports": [70000]}]}, "supervisors[0].ports[0]: "),
-        (
-            {},
-            {"supervisors": [*SUPERVISORS, {"id": "s3", "ports": [1, 1]}]},
-            "supervisors[2].ports: port 1 is listed",
-        ),
+        ({}, {"supervisors": [*SUPERVISORS, {"id": "s3", "ports": [1, 1]}]}, "supervisors[2].ports: port 1 is listed"),
         (
             {},
             {"supervisors": [*SUPERVISORS, {"id": "s3", "host": "h2", "ports": [6901]}]},
@@ -245,11 +213,7 @@ def test_local_mode_puts_every_task_into_one_worker() -> None:
             {"supervisors": [{"id": "s1", "ports": [1], "used": [1, 2]}]},
             "supervisors[0].used: 2 ports are used, the supervisor has 1",
         ),
-        (
-            {},
-            {"supervisors": [{"id": "s1", "ports": [1, 2], "used": [3]}]},
-            "supervisors[0].used[0]: port 3 is none",
-        ),
+        ({}, {"supervisors": [{"id": "s1", "ports": [1, 2], "used": [3]}]}, "supervisors[0].used[0]: port 3 is none"),
         (
             {},
             {"supervisors": [{"id": "s1", "ports": [1], "prots": []}]},

@@ -101,8 +101,7 @@ def test_even_refuses_what_it_cannot_keep(wanted: dict[str, Any], named: str) ->
     )
     # One that runs already is healed all the same.
     healed = place(
-        two_nodes(),
-        word_count(strategy="even", workers=2, event="monitor", old=TWO, dead=(2, 4, 5), **wanted),
+        two_nodes(), word_count(strategy="even", workers=2, event="monitor", old=TWO, dead=(2, 4, 5), **wanted)
     )
     assert healed.status == "assigned"
     assert healed.warnings == (f"the even strategy knows no {named}: ignored",)
@@ -117,12 +116,7 @@ def test_even_says_that_it_leaves_the_backup_aside() -> None:
 def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
     """Nine executors on one slot, two slots appear, then eight more."""
     nine = small_topology(
-        bolts={"b": (7, ["spout"])},
-        spouts={"spout": 1},
-        ackers=0,
-        strategy="even",
-        event="monitor",
-        workers=4,
+        bolts={"b": (7, ["spout"])}, spouts={"spout": 1}, ackers=0, strategy="even", event="monitor", workers=4
     )
     old = (PlacedWorker(node="s1", host="h1", port=6900, tasks=tuple(range(1, 10))),)
 

@@ -12,14 +12,7 @@ from storm_dagster.http.authentication import groups_of, operation_of
 from storm_dagster.model.errors import NotAuthorized
 
 OPERATIONS = ("list", "submit", "topology", "admin")
-LISTS = (
-    "nimbus.admins",
-    "nimbus.admins.groups",
-    "nimbus.users",
-    "nimbus.groups",
-    "topology.users",
-    "topology.groups",
-)
+LISTS = ("nimbus.admins", "nimbus.admins.groups", "nimbus.users", "nimbus.groups", "topology.users", "topology.groups")
 ANN = Caller("ann", groups=frozenset({"staff"}))
 
 

@@ -12,14 +12,7 @@ import msgspec
 import pytest
 
 from storm_dagster.model import wire
-from storm_dagster.model.wire import (
-    Frame,
-    Request,
-    can_travel,
-    encode_frame,
-    encode_request,
-    sender_token,
-)
+from storm_dagster.model.wire import Frame, Request, can_travel, encode_frame, encode_request, sender_token
 from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.runtime.loop import Loop
 

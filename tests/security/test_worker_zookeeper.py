@@ -417,11 +417,7 @@ def test_code_of_a_topology_has_no_way_to_others(
     foreign = [str(path) for path in files if not {mine, own} & set(path.parents)]
     assert any(SECRET in Path(path).read_text(errors="replace") for path in foreign)
     assert any(path.endswith("own/SPEC.json") for path in foreign)
-    orders = {
-        "zookeeper": zookeeper_server,
-        "nodes": [cluster.session.full(path) for path in nodes],
-        "files": foreign,
-    }
+    orders = {"zookeeper": zookeeper_server, "nodes": [cluster.session.full(path) for path in nodes], "files": foreign}
     before = {path: cluster.state.get_data(path) for path in nodes}
     (own / "orders.tmp").write_text(json.dumps(orders))
     (own / "orders.tmp").chmod(0o644)

@@ -20,11 +20,7 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.spark_artifacts import add_python_archive, remote_with_session
 from storm_dagster.operations.read.plan_file import plan_text
-from storm_dagster.spark.pinned import (
-    ClusterSessionIds,
-    FixedSessionIds,
-    pinned_id,
-)
+from storm_dagster.spark.pinned import ClusterSessionIds, FixedSessionIds, pinned_id
 from storm_dagster.spark.planner import ConnectPlanner, _ship_package, package_archive, plan_on_cluster
 from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
 from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster, warm_up

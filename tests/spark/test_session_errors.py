@@ -11,10 +11,7 @@ from storm_rigs.worker_rig import free_port
 
 
 def test_an_error_of_grpc_is_told_by_what_happened() -> None:
-    with (
-        grpc.insecure_channel(f"127.0.0.1:{free_port()}") as channel,
-        pytest.raises(grpc.RpcError) as raised,
-    ):
+    with grpc.insecure_channel(f"127.0.0.1:{free_port()}") as channel, pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary("/spark/Nothing")(b"", timeout=10)
     error = as_unavailable(raised.value, "Spark at sc://127.0.0.1:1")
     assert isinstance(error, Unavailable)

@@ -110,11 +110,7 @@ def test_a_batch_whose_function_raises_fails_as_a_whole(
     example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any]
 ) -> None:
     spec = spec_of(example, lines, tmp_path / "out")
-    args = {
-        "function": "spark_pipeline:write_totals",
-        "args": {"out": "/dev/null/nowhere"},
-        "batch_tuples": 5,
-    }
+    args = {"function": "spark_pipeline:write_totals", "args": {"out": "/dev/null/nowhere"}, "batch_tuples": 5}
     bolt = start(SparkBolt, "totals", {**args, "schema": "keyword string, times long"}, spec, conf)
     tuples = [Tuple(n, "keywords", "default", 1, ["if", 1]) for n in range(5)]
     for tup in tuples:

@@ -86,10 +86,7 @@ class Server:
 
 @pytest.fixture
 def rig(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[WorkerRig, Server]]:
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
     monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path))
@@ -121,11 +118,7 @@ def rig(
     ids = {"tag": "1", "shout": "2", "sink": "3", "__acker": "4", "__topology_master": "5"}
     parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
     parts["lines"] = ComponentTasks(type="spout", tasks="6-8")
-    conf = {
-        "spark.remote": server.remote,
-        "topology.message.timeout.secs": 20,
-        "topology.max.spout.pending": 500,
-    }
+    conf = {"spark.remote": server.remote, "topology.message.timeout.secs": 20, "topology.max.spout.pending": 500}
     made = WorkerRig(
         tmp_path,
         zk_cluster,

@@ -85,15 +85,7 @@ def test_local_state_is_written_when_it_changed_and_read_back(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "raw",
     [
-        *(
-            b"",
-            b"{}",
-            b"[]",
-            b"null",
-            b"\x80\x04}q.",
-            b'{"v": 1, "sha256": "x", "state": {}}',
-            b"[" * 100_000,
-        ),
+        *(b"", b"{}", b"[]", b"null", b"\x80\x04}q.", b'{"v": 1, "sha256": "x", "state": {}}', b"[" * 100_000),
         json.dumps({"v": 2, "sha256": "", "state": {}}).encode(),
     ],
 )
@@ -221,12 +213,7 @@ def test_what_a_worker_started_ends_with_it() -> None:
 
 
 def test_the_command_is_a_list_and_the_environment_has_the_archive_first(tmp_path: Path) -> None:
-    assert worker_command({}, Path("/x/SPEC.json")) == [
-        sys.executable,
-        "-m",
-        "storm_dagster.worker",
-        "/x/SPEC.json",
-    ]
+    assert worker_command({}, Path("/x/SPEC.json")) == [sys.executable, "-m", "storm_dagster.worker", "/x/SPEC.json"]
     assert worker_command({"topology.python": "/a b/python; rm"}, Path("/x"))[0] == "/a b/python; rm"
     root = tmp_path / "code"
     environment = worker_environment(

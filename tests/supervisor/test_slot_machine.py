@@ -451,11 +451,7 @@ TestAnyEvents.settings = settings(stateful_step_count=40)
             [
                 *(Assigned(None), Assigned(A), Assigned(A2), Assigned(B), Tick(), LaunchFailed("x")),
                 *(CodeReady(A.code_dir), CodeReady(A2.code_dir), CodeFailed(A.code_dir, "x")),
-                *(
-                    Launched(Worker("w1", A)),
-                    Launched(Worker("w2", B)),
-                    Launched(Worker("w1", A), beating=True),
-                ),
+                *(Launched(Worker("w1", A)), Launched(Worker("w2", B)), Launched(Worker("w1", A), beating=True)),
                 *(Beat("w1"), Beat("w2"), Exited("w1", 1), Exited("w2", 3)),
             ]
         ),

@@ -73,12 +73,7 @@ def test_a_worker_is_started_with_everything_it_needs(rig: SupervisorRig) -> Non
     eventually(lambda: 6900 in rig.running(), what="the worker's start")
     (start,) = rig.starts()
     code = rig.home / "supervisor/s1/stormdist/wc-1-1"
-    assert (start["topology_id"], start["node"], start["host"], start["port"]) == (
-        "wc-1-1",
-        "s1",
-        "127.0.0.1",
-        6900,
-    )
+    assert (start["topology_id"], start["node"], start["host"], start["port"]) == ("wc-1-1", "s1", "127.0.0.1", 6900)
     assert start["code_dir"] == str(code)
     assert start["path"].split(":")[0] == str(code / "code")
     assert (code / "code/wc.py").is_file()
@@ -125,8 +120,7 @@ def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: SupervisorRi
     eventually(lambda: not (rig.home / "run/worker-s1-6900.json").exists(), what="its run file's removal")
     eventually(lambda: len(os.listdir(rig.home / "workers")) == 1, what="its folder's removal")
     eventually(
-        lambda: os.listdir(rig.home / "supervisor/s1/stormdist") == ["other-2-2"],
-        what="the removal of its code",
+        lambda: os.listdir(rig.home / "supervisor/s1/stormdist") == ["other-2-2"], what="the removal of its code"
     )
     assert rig.running() == {6901: other}
     assert len(rig.starts()) == 2
@@ -223,8 +217,7 @@ def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them
     os.kill(before[6901], signal.SIGKILL)  # dies unseen
     rig.supervisor()
     eventually(
-        lambda: rig.running().get(6901) not in (None, before[6901]),
-        what="a successor of the one that died unseen",
+        lambda: rig.running().get(6901) not in (None, before[6901]), what="a successor of the one that died unseen"
     )
     assert rig.running()[6900] == before[6900]
     assert len(rig.starts()) == 3

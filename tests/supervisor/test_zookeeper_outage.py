@@ -38,11 +38,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
 
 
 def test_an_outage_restarts_nothing(
-    server: EmbeddedZooKeeper,
-    tmp_path: Path,
-    blob_server: BlobServer,
-    stand_in: str,
-    caplog: pytest.LogCaptureFixture,
+    server: EmbeddedZooKeeper, tmp_path: Path, blob_server: BlobServer, stand_in: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="storm_dagster")
     home = tmp_path / "home"

@@ -10,13 +10,7 @@ from thriftpy2.thrift import TPayload
 
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import GroupingSpec
-from storm_dagster.model.topology import (
-    ComponentObject,
-    ComponentSpec,
-    InputSpec,
-    StreamSpec,
-    TopologySpec,
-)
+from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, StreamSpec, TopologySpec
 from storm_dagster.nimbus.thrift.structures import read_topology_struct, topology_struct
 
 # Made when it is imported, from the definition file of Storm: no type checker knows what it has.

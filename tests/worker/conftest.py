@@ -99,10 +99,7 @@ class Poison(Bolt):
 
 @pytest.fixture
 def make_rig(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., WorkerRig]]:
     """Makes the rig of a word count: tasks 1-2 split, 3-4 count, 5 acker, 6 topology master, 7 lines."""
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
@@ -113,13 +110,7 @@ def make_rig(
         builder.set_spout("lines", "rig_code:Lines", outputs=["id", "text"])
         builder.set_bolt("split", f"rig_code:{splitter}", inputs="lines", par=2, outputs=["word", "line", "n"])
         builder.set_bolt("count", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=2)
-        parts = {
-            "split": "1-2",
-            "count": "3-4",
-            "__acker": "5",
-            "__topology_master": "6",
-            "lines": "7",
-        }
+        parts = {"split": "1-2", "count": "3-4", "__acker": "5", "__topology_master": "6", "lines": "7"}
         table = TaskTable(
             components={
                 name: ComponentTasks(type="spout" if name == "lines" else "bolt", tasks=tasks)
@@ -134,13 +125,7 @@ def make_rig(
             **(conf or {}),
         }
         rig = WorkerRig(
-            tmp_path,
-            zk_cluster,
-            zk_conf,
-            builder.build(),
-            table,
-            conf=settings,
-            code={"rig_code.py": CODE},
+            tmp_path, zk_cluster, zk_conf, builder.build(), table, conf=settings, code={"rig_code.py": CODE}
         )
         rigs.append(rig)
         return rig
@@ -152,10 +137,7 @@ def make_rig(
 
 @pytest.fixture
 def rig_of(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., WorkerRig]]:
     """Makes a rig of any topology: builder, code, task ranges of its components (acker 8, master 9), conf."""
     monkeypatch.setenv("RIG_FOLDER", str(tmp_path))

@@ -98,9 +98,7 @@ REMEDIES = {
 
 
 @pytest.mark.zookeeper
-def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(
-    rig_of: Callable[..., WorkerRig],
-) -> None:
+def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(rig_of: Callable[..., WorkerRig]) -> None:
     builder = TopologyBuilder("bad")
     builder.set_spout("kinds", "rig_code:Kinds", outputs=["kind"])
     builder.set_bolt("wrong", "rig_code:Wrong", inputs="kinds", outputs=["word"])
@@ -364,9 +362,7 @@ class WrongGrouping(Topology):
     takes = Takes.spec(inputs={emits: Grouping.custom("bad_groupings:wrong_grouping")})
 
 
-def test_custom_groupings_that_cannot_be_made_or_choose_unknown_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_custom_groupings_that_cannot_be_made_or_choose_unknown_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("bad_groupings")
     module.__dict__.update(broken_grouping=broken_grouping, wrong_grouping=wrong_grouping)
     monkeypatch.setitem(sys.modules, "bad_groupings", module)

@@ -233,14 +233,7 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:
     script = tmp_path / "order.py"
     script.write_text("import sys, time\ntime.sleep(0.5)\nfor line in sys.stdin:\n    open('seen', 'a').write(line)\n")
-    process = ShellProcess(
-        [sys.executable, str(script)],
-        tmp_path,
-        tmp_path / "pids",
-        {},
-        lambda *_: None,
-        "order",
-    )
+    process = ShellProcess([sys.executable, str(script)], tmp_path, tmp_path / "pids", {}, lambda *_: None, "order")
     try:
         # More than a pipe holds, so that the writer is behind.
         for number in range(200):

@@ -95,10 +95,7 @@ def rig(request: pytest.FixtureRequest, rig_of: Callable[..., WorkerRig], tmp_pa
     builder = TopologyBuilder("wc")
     builder.set_spout("lines", f"rig_code:{request.param}", outputs=["partition", "line"])
     builder.set_bolt(
-        "route",
-        "rig_code:Route",
-        inputs="lines",
-        outputs=[Stream(["partition", "line"], name="chosen", direct=True)],
+        "route", "rig_code:Route", inputs="lines", outputs=[Stream(["partition", "line"], name="chosen", direct=True)]
     )
     builder.set_bolt("count", "rig_code:Count", inputs={StreamOf("route", "chosen"): Grouping.DIRECT})
     return rig_of(builder, CODE, {"lines": "1-2", "route": "4", "count": "5-6"}, **{"topology.max.spout.pending": 20})

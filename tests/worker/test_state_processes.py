@@ -98,13 +98,7 @@ def make_rig(
             **conf,
         }
         rig = WorkerRig(
-            tmp_path,
-            zk_cluster,
-            zk_conf,
-            builder.build(),
-            table("1-2"),
-            conf=settings,
-            code={"rig_code.py": CODE},
+            tmp_path, zk_cluster, zk_conf, builder.build(), table("1-2"), conf=settings, code={"rig_code.py": CODE}
         )
         rigs.append(rig)
         return rig
@@ -154,9 +148,7 @@ def test_what_no_json_holds_is_shown_as_text_and_a_page_has_a_bound() -> None:
 EXPECTED = Counter(f"w{n % 50}" for n in range(TOTAL))
 
 
-def test_a_worker_killed_twice_loses_no_count_and_counts_nothing_twice(
-    make_rig: Callable[..., WorkerRig],
-) -> None:
+def test_a_worker_killed_twice_loses_no_count_and_counts_nothing_twice(make_rig: Callable[..., WorkerRig]) -> None:
     rig = make_rig({"rig.pause": 0.0002})
     one, two = ("s1", free_port()), ("s2", free_port())
     rig.assign({one: "1,5-7", two: "2"})

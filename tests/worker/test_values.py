@@ -524,10 +524,7 @@ EQUAL = [
     [{(1, 2): b"a"}, {(1.0, 2): bytearray(b"a")}],
     [{1, "a"}, frozenset(["a", 1.0])],
     [(1, "red"), (1.0, Word.RED)],
-    [
-        datetime(2026, 1, 1, 12, tzinfo=timezone.utc),
-        datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1))),
-    ],
+    [datetime(2026, 1, 1, 12, tzinfo=timezone.utc), datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))],
     [time(12, tzinfo=timezone.utc), time(13, tzinfo=timezone(timedelta(hours=1)))],
     [timedelta(days=1), timedelta(hours=24)],
     [Point(1, "red"), Point(1.0, Word.RED)],

@@ -128,10 +128,7 @@ def test_what_changes_all_the_time_is_not_kept(reads: CachedReads, other: ZooKee
     other.create_node(BEATS, b"beat")
     other.create_node("/supervisors/s1", b"info")
     for _ in range(3):
-        assert [value and value[0] for value in reads.get_many([BEATS, "/supervisors/s1"])] == [
-            b"beat",
-            b"info",
-        ]
+        assert [value and value[0] for value in reads.get_many([BEATS, "/supervisors/s1"])] == [b"beat", b"info"]
     assert answered(reads) == (0, 0, 0)
 
 
@@ -212,10 +209,7 @@ class DictCache(dict[str, bytes]):
 
 
 def test_another_disk_cache_by_name(
-    zk_state: ZooKeeperClusterState,
-    other: ZooKeeperClusterState,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
 

@@ -224,9 +224,7 @@ def test_ephemeral_of_a_former_session_is_replaced(
     assert other.get_data("/sup") == b"new"
 
 
-def test_ephemeral_replaces_a_persistent_node_and_refuses_one_with_children(
-    zk_state: ZooKeeperClusterState,
-) -> None:
+def test_ephemeral_replaces_a_persistent_node_and_refuses_one_with_children(zk_state: ZooKeeperClusterState) -> None:
     zk_state.set_data("/p", b"")
     zk_state.set_ephemeral_node("/p", b"mine")
     assert zk_state.owned("/p")

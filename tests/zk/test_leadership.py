@@ -248,9 +248,7 @@ def test_random_interruptions_never_make_two_writers(
         for old in {each for each in epochs if each < epoch}:
             with pytest.raises(Fenced):
                 eventually(
-                    lambda old=old: witness.fenced(old).commit() is None,
-                    what="a refusal",
-                    ignore=(Unavailable,),
+                    lambda old=old: witness.fenced(old).commit() is None, what="a refusal", ignore=(Unavailable,)
                 )
         epochs.append(epoch)
         cluster, leadership = candidates[number]

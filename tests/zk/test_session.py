@@ -56,10 +56,7 @@ def test_a_server_that_accepts_and_says_nothing() -> None:
         silent.listen()
         with pytest.raises(Unavailable):
             ZkSession.connect(
-                f"127.0.0.1:{silent.getsockname()[1]}",
-                root="/x",
-                session_timeout_ms=1000,
-                connection_timeout_ms=300,
+                f"127.0.0.1:{silent.getsockname()[1]}", root="/x", session_timeout_ms=1000, connection_timeout_ms=300
             )
 
 

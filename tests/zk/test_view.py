@@ -36,8 +36,7 @@ def other(zk_cluster: StormClusterState, zk_conf: dict[str, object]) -> Iterator
 def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> None:
     """Everything that a running topology of one worker has."""
     cluster.state.set_data(
-        paths.tasks(topology_id),
-        encode_record(TaskTable(components={"a": ComponentTasks(type="bolt", tasks="1-3")})),
+        paths.tasks(topology_id), encode_record(TaskTable(components={"a": ComponentTasks(type="bolt", tasks="1-3")}))
     )
     cluster.state.set_data(
         paths.taskbeats(topology_id), encode_record(TaskBeats(topology_id=topology_id, topology_master=3))

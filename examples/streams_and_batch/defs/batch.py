@@ -81,10 +81,7 @@ def pages_by_hour(context: dg.AssetExecutionContext, storm_spark: SparkResource)
 )
 def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
     """Read what the stream wrote, drop duplicates, write it again: a second run gives the same."""
-    source, out = (
-        lake() / "clicks" / f"day={context.partition_key}",
-        lake() / "clicks_day" / context.partition_key,
-    )
+    source, out = (lake() / "clicks" / f"day={context.partition_key}", lake() / "clicks_day" / context.partition_key)
     if newest(source) is None:
         raise dg.Failure(f"the stream has written nothing for {context.partition_key} ({source})")
     session = storm_spark.pyspark().spark_session
@@ -160,9 +157,7 @@ def defs() -> dg.Definitions:
         schedules=[dg.build_schedule_from_partitioned_job(daily, hour_of_day=1)],
         sensors=[
             dg.AutomationConditionSensorDefinition(
-                "whole_hours",
-                target=[PAGES_BY_HOUR],
-                default_status=dg.DefaultSensorStatus.RUNNING,
+                "whole_hours", target=[PAGES_BY_HOUR], default_status=dg.DefaultSensorStatus.RUNNING
             )
         ],
     )

@@ -195,11 +195,7 @@ class DevCluster:
         options = Security.of(plan.conf).client_options()
         urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
         leader = self._wait(lambda: readiness.leader_url(urls, options), "nimbus", nimbuses)
-        self._wait(
-            lambda: all(readiness.get_json(f"{url}/healthz", options) for url in urls),
-            "all nimbuses",
-            nimbuses,
-        )
+        self._wait(lambda: all(readiness.get_json(f"{url}/healthz", options) for url in urls), "all nimbuses", nimbuses)
         self._reporter.done("nimbus")
         wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
         self._wait(
@@ -240,11 +236,7 @@ class DevCluster:
         child = spawn(plan.warm_up_command(), output, self._env, mode="wb", cwd=self._home)
         RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
         # Placements wait for the first job, too: beside it theirs would take longer, for both load the same.
-        self._wait(
-            lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None,
-            "spark",
-            [spark],
-        )
+        self._wait(lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None, "spark", [spark])
         self._spark_is_there()
         self._reporter.done("spark")
         self._reporter.begin("spark warm-up")
@@ -316,11 +308,7 @@ class DevCluster:
         return daemon
 
     def _wait(
-        self,
-        condition: Callable[[], Any],
-        what: str,
-        needs: list[Daemon],
-        detail: Callable[[], str] = lambda: "",
+        self, condition: Callable[[], Any], what: str, needs: list[Daemon], detail: Callable[[], str] = lambda: ""
     ) -> Any:
         """The condition's value; :class:`Unavailable` when a needed one keeps dying."""
         while not self._stop.is_set():

@@ -231,10 +231,7 @@ class ClusterPlan:
                 for index, member in enumerate(members)
             ]
         command = zookeeper_command(
-            self.home / "zookeeper",
-            self.ports.zookeeper,
-            host=HOST,
-            tick_ms=self.conf["storm.zookeeper.tick.time"],
+            self.home / "zookeeper", self.ports.zookeeper, host=HOST, tick_ms=self.conf["storm.zookeeper.tick.time"]
         )
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
@@ -250,11 +247,7 @@ class ClusterPlan:
     def nimbus_daemon(self, index: int) -> DaemonSpec:
         """One nimbus."""
         ports = {"thrift": self.ports.thrift[index], "http": self.ports.http[index]}
-        values = {
-            **self._addresses(),
-            "nimbus.thrift.port": ports["thrift"],
-            "nimbus.http.port": ports["http"],
-        }
+        values = {**self._addresses(), "nimbus.thrift.port": ports["thrift"], "nimbus.http.port": ports["http"]}
         name = f"n{index + 1}"
         return DaemonSpec("nimbus", name, self._python("nimbus", values, "--id", name), ports)
 

@@ -36,10 +36,7 @@ def family(home: Path, records: Iterable[RunFile], marks: Iterable[str] = ()) ->
             found.append(process)
             continue
         # A session outlives its leader, and its number is not given away while it does.
-        in_session = process.session in sessions and starts.get(process.session) in (
-            None,
-            sessions[process.session],
-        )
+        in_session = process.session in sessions and starts.get(process.session) in (None, sessions[process.session])
         if not in_session and not wanted_marks:
             continue
         try:

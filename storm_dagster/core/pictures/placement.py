@@ -83,12 +83,7 @@ def _slot_height(slot: SlotTasks) -> int:
 
 
 def _slot(
-    slot: SlotTasks,
-    y: int,
-    height: int,
-    width: int,
-    components: Mapping[int, str],
-    colors: Mapping[str, str],
+    slot: SlotTasks, y: int, height: int, width: int, components: Mapping[int, str], colors: Mapping[str, str]
 ) -> Iterable[str]:
     x = _MARGIN + _LABEL_WIDTH
     dash = ' stroke-dasharray="4 3"' if slot.kept else ""

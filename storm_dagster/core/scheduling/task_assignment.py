@@ -32,12 +32,7 @@ class TaskAssignment:
     """
 
     def __init__(
-        self,
-        about: TopologySummary,
-        executors: Executors,
-        history: EventHistory,
-        grants: Grants,
-        allocated: Allocated,
+        self, about: TopologySummary, executors: Executors, history: EventHistory, grants: Grants, allocated: Allocated
     ) -> None:
         self.about = about
         self.executors = executors

@@ -23,9 +23,7 @@ class DesiredSlots:
 
 
 def desired_slots(
-    assignments: Mapping[str, Assignment],
-    supervisor_id: str,
-    upgrades: Mapping[str, UpgradeState] | None = None,
+    assignments: Mapping[str, Assignment], supervisor_id: str, upgrades: Mapping[str, UpgradeState] | None = None
 ) -> DesiredSlots:
     """Desired slots of ``supervisor_id`` by ``assignments``; both maps are by topology id."""
     desired: dict[int, set[Work]] = {}

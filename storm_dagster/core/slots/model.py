@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 SlotState = Literal[
-    "empty",
-    "waiting-for-code",
-    "waiting-for-start",
-    "running",
-    "waiting-for-update",
-    "killing",
-    "killing-to-relaunch",
+    "empty", "waiting-for-code", "waiting-for-start", "running", "waiting-for-update", "killing", "killing-to-relaunch"
 ]
 
 

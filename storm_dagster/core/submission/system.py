@@ -61,10 +61,7 @@ def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
     system = ComponentSpec(
         object=ComponentObject(python=f"{_MODULE}:System"),
         parallelism=0,
-        outputs={
-            TICK: StreamSpec(fields=("rate_secs",)),
-            METRICS_TICK: StreamSpec(fields=("interval",)),
-        },
+        outputs={TICK: StreamSpec(fields=("rate_secs",)), METRICS_TICK: StreamSpec(fields=("interval",))},
     )
     return spec.model_copy(
         update={

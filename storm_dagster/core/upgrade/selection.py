@@ -114,10 +114,7 @@ def check_compatible(name: str, old: TopologySpec, new: TopologySpec) -> None:
             )
         for component, part in before.items():
             other = after[component]
-            for what, same in (
-                ("streams", part.outputs == other.outputs),
-                ("inputs", part.inputs == other.inputs),
-            ):
+            for what, same in (("streams", part.outputs == other.outputs), ("inputs", part.inputs == other.inputs)):
                 if not same:
                     raise InvalidTopology(
                         f"the {what} of {kind} {component!r} differ in the new code of {name!r}, so that it cannot run "

@@ -19,9 +19,7 @@ class ScheduleAttributes(_Strict):
         examples=["*/10 * * * *"],
     )
     rebalance: str | None = Field(
-        default=None,
-        description="Cron: rebalance the topology when it gains from it.",
-        examples=["0 * * * *"],
+        default=None, description="Cron: rebalance the topology when it gains from it.", examples=["0 * * * *"]
     )
     timezone: str | None = Field(default=None, description="Time zone of both; empty: UTC.")
 
@@ -43,8 +41,7 @@ class GrayAttributes(_Strict):
 
     number: int = Field(default=1, ge=1, description="Workers in each batch.")
     component: str | None = Field(
-        default=None,
-        description="Workers that run tasks of this component come first, the others afterwards.",
+        default=None, description="Workers that run tasks of this component come first, the others afterwards."
     )
 
 

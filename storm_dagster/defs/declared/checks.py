@@ -83,11 +83,7 @@ def check_results(
     if document is not None and not measured:
         return found
     latency, ratio = spout_metrics(document)
-    values = {
-        "complete_ms": latency,
-        "failed_ratio": ratio,
-        "errors": float(len((document or {}).get("errors", ()))),
-    }
+    values = {"complete_ms": latency, "failed_ratio": ratio, "errors": float(len((document or {}).get("errors", ())))}
     for name in wanted_checks(alerts):
         if name in _LIMITS:
             limit_name = _LIMITS[name][0]
@@ -143,8 +139,5 @@ def _as_declared(declaration: Declaration, described: Described, actual: Actual 
         passed=not differ,
         words="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
         severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,
-        metadata={
-            "drift": table("what how", list(differ.items())),
-            "differences": len(differ),
-        },
+        metadata={"drift": table("what how", list(differ.items())), "differences": len(differ)},
     )

@@ -82,8 +82,7 @@ class StormTopologyScaffolder(Scaffolder):
             request.target_path.mkdir(parents=True, exist_ok=True)
             path.write_text(_SCAFFOLDED.read_text(encoding="utf-8").replace("@CLASS@", class_name), encoding="utf-8")
         scaffold_component(
-            request,
-            {"name": name, "target": f"{module}.py:{class_name}", "workers": 2, "deploy": "manual"},
+            request, {"name": name, "target": f"{module}.py:{class_name}", "workers": 2, "deploy": "manual"}
         )
 
 
@@ -132,23 +131,18 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         default=GrayAttributes(), description="Batches of a gray upgrade.", examples=[{"number": 1}]
     )
     schedule: ScheduleAttributes = Field(
-        default=ScheduleAttributes(),
-        description="Cron expressions.",
-        examples=[{"deploy": "*/10 * * * *"}],
+        default=ScheduleAttributes(), description="Cron expressions.", examples=[{"deploy": "*/10 * * * *"}]
     )
     alerts: TopologyAlerts = Field(
         default=TopologyAlerts(), description="Limits, each a check.", examples=[{"complete_ms": 500.0}]
     )
     freshness: FreshnessAttributes = Field(
-        default=FreshnessAttributes(),
-        description="Freshness of the asset.",
-        examples=[{"fail_minutes": 20}],
+        default=FreshnessAttributes(), description="Freshness of the asset.", examples=[{"fail_minutes": 20}]
     )
     home: str | None = Field(default=None, description="State folder of the local cluster. Empty: STORM_DAGSTER_HOME.")
     conf_dir: str | None = Field(default=None, description="Folder whose storm.yaml names the cluster.")
     key_prefix: list[str] = Field(
-        default=["topologies"],
-        description="Prefix of the keys of all assets of the topology.",
+        default=["topologies"], description="Prefix of the keys of all assets of the topology."
     )
     group: str = Field(default="topologies", description="Group of the assets.")
     description: str | None = Field(default=None, description="What the topology does.")
@@ -156,9 +150,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     tags: dict[str, str] = Field(default={}, description="Tags of the assets.")
     kinds: list[str] = Field(default=["storm", "python"], description="Kinds of the topology's asset.")
     deps: list[str] = Field(
-        default=[],
-        description="Keys of the assets that the topology reads.",
-        examples=[["lake/prices"]],
+        default=[], description="Keys of the assets that the topology reads.", examples=[["lake/prices"]]
     )
     automation_condition: Annotated[dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)] = (
         Field(

@@ -96,10 +96,7 @@ class Actual:
     @property
     def version_tags(self) -> dict[str, str]:
         """Dagster's tags of a materialization: of which code and data it is."""
-        return {
-            "dagster/code_version": self.code_version or "unknown",
-            DATA_VERSION_TAG: self.data_version,
-        }
+        return {"dagster/code_version": self.code_version or "unknown", DATA_VERSION_TAG: self.data_version}
 
 
 class LoadedFiles:

@@ -12,13 +12,7 @@ from storm_dagster.client.changes import change_topology
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
 from storm_dagster.defs.declared.declaration import Actual, describe_declared, differences
 from storm_dagster.defs.declared.deploy import LeftToQueue, alone, read_actual, reconcile
-from storm_dagster.defs.declared.requests import (
-    DEPLOY_JOB,
-    by_hand,
-    mark_final_failure,
-    newest_observation,
-    under_way,
-)
+from storm_dagster.defs.declared.requests import DEPLOY_JOB, by_hand, mark_final_failure, newest_observation, under_way
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import topology_tags
@@ -34,12 +28,10 @@ class DeployConfig(dg.Config):
     """Config of a materialization of the asset."""
 
     only_submit: bool = Field(
-        default=False,
-        description="Submit the topology when it does not run, and leave it alone when it does.",
+        default=False, description="Submit the topology when it does not run, and leave it alone when it does."
     )
     deploy_code: bool = Field(
-        default=False,
-        description="Deploy changed code even though the deploy policy is manual: a hot deploy.",
+        default=False, description="Deploy changed code even though the deploy policy is manual: a hot deploy."
     )
 
 

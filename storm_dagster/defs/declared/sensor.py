@@ -143,12 +143,7 @@ def state_events(
         return []
     if not changed and not (seen == now and now - before.get(LAST_UPDATED, 0.0) >= _SEEN_EVERY_SECS):
         return []
-    metadata = {
-        **snapshot.metadata,
-        **(snapshot.details if changed else {}),
-        "state": state,
-        "runs": seen == now,
-    }
+    metadata = {**snapshot.metadata, **(snapshot.details if changed else {}), "state": state, "runs": seen == now}
     metadata |= {} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)}
     words = found.get("all_tasks_run", freshness).words
     events: list[Any] = [dg.AssetObservation(key, description=words, metadata=metadata)]

@@ -13,13 +13,7 @@ import dagster as dg
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
 from storm_dagster.defs.declared.checks import CheckResult, check_results
-from storm_dagster.defs.declared.declaration import (
-    DATA_VERSION_TAG,
-    Actual,
-    Declaration,
-    Described,
-    LoadedFiles,
-)
+from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
 from storm_dagster.defs.declared.metadata import component_state, topology_state, workers_markdown
 from storm_dagster.defs.observe.observations import statistics_links

@@ -20,13 +20,7 @@ Change = Callable[[str, Mapping[str, Any]], object]
 
 
 def upgrade_all_workers(
-    nimbus: NimbusClient,
-    name: str,
-    handle: str | None,
-    batch: Mapping[str, Any],
-    *,
-    token: str,
-    change: Change,
+    nimbus: NimbusClient, name: str, handle: str | None, batch: Mapping[str, Any], *, token: str, change: Change
 ) -> None:
     """Begin the upgrade with the uploaded code of ``handle`` (without: go on), and take batch after batch.
 

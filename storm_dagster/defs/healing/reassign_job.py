@@ -49,10 +49,7 @@ def _metadata(report: ReassignResult) -> dict[str, Any]:
 
 
 def _log_materializations(
-    context: dg.OpExecutionContext,
-    ops: OperationsContext,
-    report: ReassignResult,
-    zookeeper: ZooKeeperResource,
+    context: dg.OpExecutionContext, ops: OperationsContext, report: ReassignResult, zookeeper: ZooKeeperResource
 ) -> None:
     """One materialization for each of the two assets, at the topology's partition."""
     components = task_components(ops, report.topology_id)

@@ -199,10 +199,7 @@ def build_observation_sensors(names: DagsterNames, default_status: dg.DefaultSen
     """Both sensors."""
     return [
         dg.sensor(
-            name=names.name(name),
-            minimum_interval_seconds=30,
-            default_status=default_status,
-            description=description,
+            name=names.name(name), minimum_interval_seconds=30, default_status=default_status, description=description
         )(bind(function, names))
         for name, (function, description) in _SENSORS.items()
     ]

@@ -39,8 +39,7 @@ class ClusterHandle(dg.ConfigurableResource):
     """
 
     home: str | None = Field(
-        default=None,
-        description="State folder of a local cluster. Empty: STORM_DAGSTER_HOME, else ./.storm-dagster.",
+        default=None, description="State folder of a local cluster. Empty: STORM_DAGSTER_HOME, else ./.storm-dagster."
     )
     conf_dir: str | None = Field(
         default=None,
@@ -148,8 +147,7 @@ class BlobStoreResource(_Connected):
     """Blobs: a client of the leading nimbus, one for a whole run or tick."""
 
     local_dir: str | None = Field(
-        default=None,
-        description="Use the local blob store in this folder instead, without a nimbus (tests, repairs).",
+        default=None, description="Use the local blob store in this folder instead, without a nimbus (tests, repairs)."
     )
     _client: tuple[StormClusterState, NimbusBlobClient] | None = PrivateAttr(default=None)
 

@@ -38,18 +38,13 @@ def connect(handles: Handles, log: logging.Logger) -> Iterator[OperationsContext
     """
     with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
         yield OperationsContext(
-            cluster=cluster,
-            blobs=blobs,
-            conf=handles.zookeeper.conf(),
-            planner=handles.spark.planner(cluster),
-            log=log,
+            cluster=cluster, blobs=blobs, conf=handles.zookeeper.conf(), planner=handles.spark.planner(cluster), log=log
         )
 
 
 @contextmanager
 def operations(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
-    handles: Handles,
+    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext, handles: Handles
 ) -> Iterator[OperationsContext]:
     """:func:`connect` for one step; typed errors leave as Dagster failures."""
     with step_errors(), connect(handles, context.log) as ops:

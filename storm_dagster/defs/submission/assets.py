@@ -117,12 +117,7 @@ def topology_conf(
         check_token(token)
         tag_run(context, token)
         report = submission.stage_conf(
-            ops,
-            name=name,
-            token=token,
-            handle=handle,
-            inactive=config.inactive,
-            allow_degraded=config.allow_degraded,
+            ops, name=name, token=token, handle=handle, inactive=config.inactive, allow_degraded=config.allow_degraded
         )
     for warning in report.warnings:
         context.log.warning(warning)
@@ -139,11 +134,7 @@ def _staged_before(ops: OperationsContext, name: str) -> str:
 
 
 def _plain_stage(
-    key: dg.AssetKey,
-    description: str,
-    kind: str,
-    operation: Callable[..., Any],
-    shown: Callable[[Any], dict[str, Any]],
+    key: dg.AssetKey, description: str, kind: str, operation: Callable[..., Any], shown: Callable[[Any], dict[str, Any]]
 ) -> None:
     """A stage that takes nothing but its token."""
 

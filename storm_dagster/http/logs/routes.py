@@ -47,12 +47,7 @@ def log_page(*, path: str, name: str, text: str, start: int, length: int, size: 
     """HTML of the part of a log, with links to the other parts. Control and bidi characters are shown as ``\\ufffd``."""
     shown = escape(_UNSEEN.sub("\ufffd", text))
     last = max(0, size - length)
-    places = {
-        "first": 0,
-        "previous": max(0, start - length),
-        "next": min(start + length, last),
-        "last": last,
-    }
+    places = {"first": 0, "previous": max(0, start - length), "next": min(start + length, last), "last": last}
     links = " ".join(
         f'<a href="{escape(path)}?file={quote(name, safe="")}&amp;start={place}&amp;length={length}">{word}</a>'
         for word, place in places.items()
@@ -75,12 +70,7 @@ class LogRoutes:
     """
 
     def __init__(
-        self,
-        logs: Path,
-        *,
-        stacks: Callable[[int], str],
-        conf: Callable[[], Mapping[str, Any]],
-        idle_secs: float,
+        self, logs: Path, *, stacks: Callable[[int], str], conf: Callable[[], Mapping[str, Any]], idle_secs: float
     ) -> None:
         self._tree = LogTree(logs)
         self._workers = LogTree(logs / "workers")
@@ -113,10 +103,7 @@ class LogRoutes:
                     Parameter("search_from", choice("head", "tail"), "searchLog: side to begin at"),
                     Parameter("workerPort", Port, "jstack, jstat: port of the worker"),
                 ),
-                answers={
-                    200: Media({"text/plain": str, "application/json": dict[str, Any], **_RAW}),
-                    206: _RAW,
-                },
+                answers={200: Media({"text/plain": str, "application/json": dict[str, Any], **_RAW}), 206: _RAW},
                 errors=(404, 416, 503),
             ),
             self._page_of(
@@ -172,9 +159,7 @@ class LogRoutes:
         with stream:
             first, length = page_bounds(size, position, length)
             return Response(
-                read_page(stream, first, length),
-                media_type="application/octet-stream",
-                headers=_attached(name),
+                read_page(stream, first, length), media_type="application/octet-stream", headers=_attached(name)
             )
 
     def _list(self, request: Request) -> Response:
@@ -230,8 +215,7 @@ class LogRoutes:
                 raw = read_page(stream, first, length)
             text = whole_characters(raw, encoding, cut_before=first > 0)
             return HTMLResponse(
-                log_page(path=path, name=name, text=text, start=first, length=wanted, size=size),
-                headers=_BYTES,
+                log_page(path=path, name=name, text=text, start=first, length=wanted, size=size), headers=_BYTES
             )
 
         answers = {200: Media({"text/html": str})}

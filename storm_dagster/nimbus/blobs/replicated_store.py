@@ -43,13 +43,7 @@ class NimbusBlobStore:
     """
 
     def __init__(
-        self,
-        base: BaseStore,
-        *,
-        status: LeaderStatus,
-        registry: BlobRegistry,
-        replicator: Replicator,
-        minimum: int = 1,
+        self, base: BaseStore, *, status: LeaderStatus, registry: BlobRegistry, replicator: Replicator, minimum: int = 1
     ) -> None:
         self.base = base
         self.shared: bool = not isinstance(base, LocalBlobStore)

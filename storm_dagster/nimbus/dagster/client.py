@@ -222,10 +222,7 @@ def location_problem(
 
 
 def run_document(
-    run: Mapping[str, Any],
-    failures: Sequence[Mapping[str, Any]],
-    url: str | None,
-    names: DagsterNames | None = None,
+    run: Mapping[str, Any], failures: Sequence[Mapping[str, Any]], url: str | None, names: DagsterNames | None = None
 ) -> dict[str, Any]:
     """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
 

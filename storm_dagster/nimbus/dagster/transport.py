@@ -126,11 +126,7 @@ class DagsterTransport:
     """
 
     def __init__(
-        self,
-        access: Callable[[], DagsterAccess | None],
-        *,
-        timeout: float = 5.0,
-        security: Security | None = None,
+        self, access: Callable[[], DagsterAccess | None], *, timeout: float = 5.0, security: Security | None = None
     ) -> None:
         self._access = access
         self._timeout = timeout

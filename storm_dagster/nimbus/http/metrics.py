@@ -66,10 +66,7 @@ class Metrics:
             registry=self._registry,
         )
         self.seconds = Histogram(
-            "storm_nimbus_http_request_seconds",
-            "Time to answer",
-            ["method", "route"],
-            registry=self._registry,
+            "storm_nimbus_http_request_seconds", "Time to answer", ["method", "route"], registry=self._registry
         )
         self._registry.register(_ClusterMetrics(nimbus, reader))
 

@@ -33,12 +33,7 @@ class Received:
 
 
 async def receive_file(
-    request: Request,
-    inbox: Path,
-    *,
-    most_bytes: int,
-    idle_secs: float,
-    touch: Callable[[], object] = lambda: None,
+    request: Request, inbox: Path, *, most_bytes: int, idle_secs: float, touch: Callable[[], object] = lambda: None
 ) -> Received:
     """Write the request's body to a fresh file of ``inbox``.
 

@@ -153,12 +153,7 @@ class LeaderDuties(_Rounds):
         self._next_clean = boot_clock() + float(self._nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
         report, self._garbage = cleaner.clean(ctx, self._garbage, boot_now=boot_clock())
         if report.nodes or report.blobs or report.tokens:
-            _log.info(
-                "cleaned %d nodes, %d blobs, %d tokens",
-                len(report.nodes),
-                len(report.blobs),
-                len(report.tokens),
-            )
+            _log.info("cleaned %d nodes, %d blobs, %d tokens", len(report.nodes), len(report.blobs), len(report.tokens))
         for problem in report.problems:
             _log.warning("not cleaned: %s", problem)
         if report.waiting:

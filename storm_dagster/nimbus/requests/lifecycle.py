@@ -49,11 +49,7 @@ class LifecycleRequests:
         epoch = self._nimbus.status.require()
         view = self._nimbus.cluster.load_view()
         topology = topology_by_name(view, name)
-        answer: dict[str, Any] = {
-            "id": topology.id,
-            "name": topology.base.name,
-            "status": topology.base.status,
-        }
+        answer: dict[str, Any] = {"id": topology.id, "name": topology.base.name, "status": topology.base.status}
         # The run decides; what cannot be done now needs no run.
         if verb in ("activate", "deactivate", "kill", "rebalance"):
             apply_event(topology.base, verb)

@@ -287,10 +287,7 @@ class ClusterReader:
         """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``); empty without any."""
         question = HistoryQuestion(component, day)
         found, _ = self._history.latest(
-            (topology.id, component, day),
-            lambda: self._masters.ask(topology, question),
-            self._askers,
-            _PATIENCE_SECS,
+            (topology.id, component, day), lambda: self._masters.ask(topology, question), self._askers, _PATIENCE_SECS
         )
         return found or {}
 

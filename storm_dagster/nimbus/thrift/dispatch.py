@@ -78,10 +78,7 @@ class Dispatcher:
     def _answer(self, name: str, seqid: int, protocol: Any, peer: ThriftPeer) -> bytes:
         if name in self._refused:
             return encode_failure(
-                name,
-                seqid,
-                TApplicationException.UNKNOWN_METHOD,
-                f"{name} is not served: {self._refused[name]}",
+                name, seqid, TApplicationException.UNKNOWN_METHOD, f"{name} is not served: {self._refused[name]}"
             )
         if name not in self._service.thrift_services:
             text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"

@@ -30,8 +30,7 @@ class ThriftService:
         self._pending = PendingSubmissions(nimbus, submissions)
         self._handler = NimbusHandler(nimbus, reader, self._pending)
         limits = ServerLimits(
-            frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"],
-            threads=nimbus.conf["nimbus.thrift.threads"],
+            frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"], threads=nimbus.conf["nimbus.thrift.threads"]
         )
         security = Security.of(nimbus.conf)
         access = Access(security, nimbus.conf.values, reader.conf, groups_of)

@@ -30,18 +30,8 @@ from storm_dagster.operations.submit.publishing import (
     publish_assignment,
     stage_assignment,
 )
-from storm_dagster.operations.submit.staging import (
-    read_record,
-    read_token,
-    read_topology,
-)
-from storm_dagster.operations.submit.submission import (
-    SUBMIT,
-    stage_code,
-    stage_conf,
-    stage_tasks,
-    take_over,
-)
+from storm_dagster.operations.submit.staging import read_record, read_token, read_topology
+from storm_dagster.operations.submit.submission import SUBMIT, stage_code, stage_conf, stage_tasks, take_over
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 

@@ -90,11 +90,7 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
             return replace(report, assignment=topology.assignment)
         assignment = assignment_of(
-            placement,
-            topology_id=topology_id,
-            previous=topology.assignment,
-            now_secs=ctx.now_secs(),
-            restarted=dead,
+            placement, topology_id=topology_id, previous=topology.assignment, now_secs=ctx.now_secs(), restarted=dead
         )
         assert topology.assignment_at is not None
         transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: assignment})

@@ -62,11 +62,7 @@ FINISH_DUE = operation(
 )
 
 
-_ACTIONS: dict[Event, Action] = {
-    "activate": "activate",
-    "deactivate": "deactivate",
-    "kill": "killTopology",
-}
+_ACTIONS: dict[Event, Action] = {"activate": "activate", "deactivate": "deactivate", "kill": "killTopology"}
 
 
 def operation_of(verb: str) -> Callable[..., Any]:
@@ -204,11 +200,7 @@ class DueResult:
 
 
 def finish_due(
-    ctx: OperationsContext,
-    memory: DueMemory | None = None,
-    *,
-    boot_id: str = "",
-    boot_now: float | None = None,
+    ctx: OperationsContext, memory: DueMemory | None = None, *, boot_id: str = "", boot_now: float | None = None
 ) -> DueResult:
     """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
 

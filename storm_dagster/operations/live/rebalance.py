@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storm_dagster.core.reassignment import (
-    Runnable,
-    assignment_of,
-    offered_supervisors,
-    rebalance_batch,
-    same_workers,
-)
+from storm_dagster.core.reassignment import Runnable, assignment_of, offered_supervisors, rebalance_batch, same_workers
 from storm_dagster.core.submission.conf import message_timeout_secs
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
@@ -133,11 +127,7 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
 
 
 def _check_request(
-    topology: TopologyView,
-    runnable: Runnable,
-    workers: int | None,
-    executors: dict[str, int],
-    reassign: bool,
+    topology: TopologyView, runnable: Runnable, workers: int | None, executors: dict[str, int], reassign: bool
 ) -> PendingRebalance:
     name = topology.base.name
     wrong = None if workers is None else check_value("topology.workers", workers)
@@ -170,11 +160,7 @@ def _check_request(
 
 
 def _plan(
-    ctx: OperationsContext,
-    view: ClusterView,
-    topology: TopologyView,
-    runnable: Runnable,
-    wanted: PendingRebalance,
+    ctx: OperationsContext, view: ClusterView, topology: TopologyView, runnable: Runnable, wanted: PendingRebalance
 ) -> _Plan:
     if topology.tasks is None or topology.assignment is None:
         raise Unavailable(f"topology {topology.base.name!r} has no assignment yet: wait until it is healed")
@@ -185,13 +171,7 @@ def _plan(
     }
     table = rescale(topology.tasks, changed, fixed_task_components(runnable.spec))
     batch = rebalance_batch(
-        view,
-        topology,
-        runnable,
-        table,
-        executors=wanted.executors,
-        workers=wanted.workers,
-        reassign=wanted.reassign,
+        view, topology, runnable, table, executors=wanted.executors, workers=wanted.workers, reassign=wanted.reassign
     )
     result = ctx.planner(batch)
     placement = result.placement(topology.base.name)

@@ -167,12 +167,7 @@ class InspectionResult:
         return not self.violations
 
 
-def inspect_cluster(
-    ctx: OperationsContext,
-    *,
-    home: Path | None = None,
-    stable_secs: float = 10.0,
-) -> InspectionResult:
+def inspect_cluster(ctx: OperationsContext, *, home: Path | None = None, stable_secs: float = 10.0) -> InspectionResult:
     """Take at least two snapshots, and more while something is broken; what stays so for ``stable_secs`` counts.
 
     Gives up waiting after three times ``stable_secs``: what keeps changing is a warning. With ``home`` the
@@ -209,11 +204,6 @@ def _garbage(ctx: OperationsContext) -> tuple[str, ...]:
     """Garbage that the cleaner would remove had it seen it long enough; live tokens and uploads are none."""
     inventory = take_inventory(ctx)
     found, _ = find_garbage(
-        inventory,
-        {},
-        boot_now=time.monotonic(),
-        grace_secs=0.0,
-        token_secs=float("inf"),
-        upload_secs=float("inf"),
+        inventory, {}, boot_now=time.monotonic(), grace_secs=0.0, token_secs=float("inf"), upload_secs=float("inf")
     )
     return (*found.nodes, *found.blobs)

@@ -13,8 +13,7 @@ from storm_dagster.operations.submit.staging import PARTS, newest_token_key, sta
 from storm_dagster.operations.transactions import delete_tree
 
 SWEEP = shared_steps(
-    "sweep",
-    *(f"sweep.{part}" for part in ("tasks", "taskbeats", "taskerrors", "gray_upgrade", "metrics", "workers")),
+    "sweep", *(f"sweep.{part}" for part in ("tasks", "taskbeats", "taskerrors", "gray_upgrade", "metrics", "workers"))
 )
 DELETE_CODE = shared_steps(
     "delete_code",

@@ -140,13 +140,7 @@ def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
 
 
 def deliver(
-    link: Any,
-    tree: Tree | None,
-    ledger: Ledger,
-    component: str,
-    stream: str,
-    task: int,
-    values: Sequence[Any],
+    link: Any, tree: Tree | None, ledger: Ledger, component: str, stream: str, task: int, values: Sequence[Any]
 ) -> None:
     """Send a tuple to one target."""
     append = link.append

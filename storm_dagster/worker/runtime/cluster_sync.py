@@ -48,12 +48,7 @@ class ClusterSync:
     """Synchronizes the worker's node, lease and placement with the assignment until :meth:`stop`."""
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        conf: Mapping[str, Any],
-        cluster: StormClusterState,
-        lease: WorkerLease,
-        loop: Loop,
+        self, spec: WorkerSpec, conf: Mapping[str, Any], cluster: StormClusterState, lease: WorkerLease, loop: Loop
     ) -> None:
         self.spec = spec
         self.conf = conf

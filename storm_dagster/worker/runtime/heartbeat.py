@@ -87,11 +87,7 @@ class Watchdog:
     """Detector of a blocked loop, called by another thread; reports each blockage once."""
 
     def __init__(
-        self,
-        shared: Shared,
-        passes: Callable[[], int],
-        secs: float,
-        runners: Callable[[], list[Runner]] = list,
+        self, shared: Shared, passes: Callable[[], int], secs: float, runners: Callable[[], list[Runner]] = list
     ) -> None:
         self._shared = shared
         self._runners = runners

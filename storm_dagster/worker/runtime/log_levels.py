@@ -49,8 +49,7 @@ class LogLevels:
         """Set the levels that are stored for the topology, except where a request was faster."""
         found = {name: level_in_force(level, now_ms) for name, level in kept.loggers.items()}
         self.apply(
-            {name: change for name, change in found.items() if change is not None and name not in self._changed},
-            now,
+            {name: change for name, change in found.items() if change is not None and name not in self._changed}, now
         )
 
     def expire(self, now: float) -> None:

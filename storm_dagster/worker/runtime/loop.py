@@ -55,12 +55,7 @@ class Loop:
     """Main loop; :meth:`run` belongs to the main thread."""
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        conf: Mapping[str, Any],
-        transport: Transport,
-        lease: WorkerLease,
-        engine: NativeEngine,
+        self, spec: WorkerSpec, conf: Mapping[str, Any], transport: Transport, lease: WorkerLease, engine: NativeEngine
     ) -> None:
         self.spec = spec
         self.transport = transport

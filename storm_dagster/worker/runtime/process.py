@@ -171,10 +171,7 @@ class ErrorReporter:
     """
 
     def __init__(
-        self,
-        conf: Mapping[str, Any],
-        record: Callable[[int, str, str, int, str], None],
-        clock: Callable[[], float],
+        self, conf: Mapping[str, Any], record: Callable[[int, str, str, int, str], None], clock: Callable[[], float]
     ) -> None:
         self._interval = float(conf.get("topology.error.throttle.interval.secs") or 10)
         self._most = int(conf.get("topology.max.error.report.per.interval") or 5)

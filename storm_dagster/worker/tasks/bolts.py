@@ -13,13 +13,7 @@ from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
-from storm_dagster.worker.dataplane.sending import (
-    check_values,
-    route_of,
-    send_remote,
-    send_to_targets,
-    wrap_emit,
-)
+from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets, wrap_emit
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
 from storm_dagster.worker.tasks.drivers import acks_itself, open_state
 from storm_dagster.worker.tasks.named_values import namer_of

@@ -10,13 +10,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
-from storm_dagster.worker.dataplane.sending import (
-    check_values,
-    route_of,
-    send_remote,
-    send_to_targets,
-    wrap_emit,
-)
+from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets, wrap_emit
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
 from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell

@@ -217,13 +217,7 @@ class ThreadMixin(Runner, ABC):
         return answer.result()
 
     def emit_from_thread(
-        self,
-        tup: Any,
-        stream: str | None,
-        anchors: Any,
-        direct_task: int | None,
-        need_task_ids: bool,
-        tup_id: Any,
+        self, tup: Any, stream: str | None, anchors: Any, direct_task: int | None, need_task_ids: bool, tup_id: Any
     ) -> Any:
         """Emit from the component's thread, which gets the errors of a check here. See ``Bolt.emit``, ``Spout.emit``."""
         stream = stream or "default"

@@ -59,9 +59,7 @@ class Count(Bolt):
 
 @pytest.fixture(scope="module")
 def stage(
-    zookeeper_server: str,
-    make_lasting_nimbuses: Callable[..., Nimbuses],
-    tmp_path_factory: pytest.TempPathFactory,
+    zookeeper_server: str, make_lasting_nimbuses: Callable[..., Nimbuses], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
     host, _, port = zookeeper_server.rpartition(":")
     zk_conf: dict[str, Any] = {
@@ -102,14 +100,7 @@ def stage(
         log.parent.mkdir(parents=True)
         log.write_text(f"log of {used}\n")
     info = SupervisorInfo(
-        host="127.0.0.1",
-        ports=(*ports, 1),
-        started=0,
-        count=1,
-        version="t",
-        http=service.url,
-        cpu=400,
-        memory_mb=4096,
+        host="127.0.0.1", ports=(*ports, 1), started=0, count=1, version="t", http=service.url, cpu=400, memory_mb=4096
     )
     cluster.state.set_ephemeral_node(paths.supervisor("s1"), encode_record(info))
     with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as client:

@@ -19,14 +19,7 @@ DECIMALS = re.compile(r"[0-9]+\.[0-9]{3}")
 
 
 def test_uptimes_as_storm_writes_them() -> None:
-    expected = {
-        0: "0s",
-        59: "59s",
-        60: "1m 0s",
-        3600: "1h 0m 0s",
-        86400: "1d 0h 0m 0s",
-        685_752: "7d 22h 29m 12s",
-    }
+    expected = {0: "0s", 59: "59s", 60: "1m 0s", 3600: "1h 0m 0s", 86400: "1d 0h 0m 0s", 685_752: "7d 22h 29m 12s"}
     assert {secs: pretty_secs(secs) for secs in expected} == expected
 
 
@@ -58,12 +51,7 @@ def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
     assert (page["msgTimeout"], page["windowHint"], page["replicationCount"]) == (17, "All time", 1)
     windows = [one["window"] for one in page["topologyStats"]]
     assert windows == ["600", "10800", "86400", ":all-time"]
-    assert [one["windowPretty"] for one in page["topologyStats"]] == [
-        "10m 0s",
-        "3h 0m 0s",
-        "1d 0h 0m 0s",
-        "All time",
-    ]
+    assert [one["windowPretty"] for one in page["topologyStats"]] == ["10m 0s", "3h 0m 0s", "1d 0h 0m 0s", "All time"]
     life = page["topologyStats"][-1]
     assert life["acked"] + life["failed"] >= 200 and DECIMALS.fullmatch(life["completeLatency"])
     (spout,) = page["spouts"]
@@ -191,11 +179,7 @@ def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(stage: Stage) ->
 def test_actions_without_dagster_are_the_leaders(stage: Stage) -> None:
     answer = stage.http.post(f"/api/v1/topology/{stage.id}/deactivate")
     assert answer.status_code == 200, answer.text
-    assert answer.json() == {
-        "topologyOperation": "deactivate",
-        "topologyId": stage.id,
-        "status": "success",
-    }
+    assert answer.json() == {"topologyOperation": "deactivate", "topologyId": stage.id, "status": "success"}
     assert stage.get(f"/topology/{stage.id}")["status"] == "INACTIVE"
     assert stage.http.post(f"/api/v1/topology/{stage.id}/activate").status_code == 200
     rebalance = stage.http.post(

@@ -212,10 +212,7 @@ def test_followers_name_the_leader_and_still_answer_reads(nimbuses: Nimbuses, ni
         forged = httpx.put(
             f"{follower.url}/v1/replicas/copied",
             content=b"forged",
-            headers={
-                "X-Storm-Epoch": str(epoch - 1),
-                "X-Content-SHA256": hashlib.sha256(b"forged").hexdigest(),
-            },
+            headers={"X-Storm-Epoch": str(epoch - 1), "X-Content-SHA256": hashlib.sha256(b"forged").hexdigest()},
             trust_env=False,
             timeout=20,
         )

@@ -100,23 +100,14 @@ class Actor:
     """
 
     def __init__(
-        self,
-        conf: Mapping[str, Any],
-        blob_dir: Path,
-        target: str,
-        arguments: Mapping[str, Any] | None = None,
+        self, conf: Mapping[str, Any], blob_dir: Path, target: str, arguments: Mapping[str, Any] | None = None
     ) -> None:
         self.points: list[str] = []
         """Every point that was passed so far."""
         _start_server()
         mine, theirs = _forking.Pipe()
         self._pipe: Connection = mine
-        order = {
-            "conf": dict(conf),
-            "blobs": str(blob_dir),
-            "target": target,
-            "arguments": dict(arguments or {}),
-        }
+        order = {"conf": dict(conf), "blobs": str(blob_dir), "target": target, "arguments": dict(arguments or {})}
         self._process: BaseProcess = _forking.Process(target=_act, args=(theirs, json.dumps(order)), daemon=True)
         self._process.start()
         theirs.close()

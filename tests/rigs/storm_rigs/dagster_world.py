@@ -85,11 +85,7 @@ class DagsterWorld:
         tags: dict[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
         return self.defs.resolve_job_def(self.names.name(job)).execute_in_process(
-            instance=self.instance,
-            partition_key=partition,
-            run_config=config or {},
-            tags=tags,
-            raise_on_error=False,
+            instance=self.instance, partition_key=partition, run_config=config or {}, tags=tags, raise_on_error=False
         )
 
     def submit(

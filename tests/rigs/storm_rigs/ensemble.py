@@ -121,10 +121,7 @@ class ZooKeeperEnsemble:
         command = ensemble_command(self.members, id, folder, tick_ms=self._tick_ms, durable=False, password=password)
         with self.log(id).open("ab") as log:
             self._children[id] = subprocess.Popen(
-                [*self._prefixes[id - 1], *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                [*self._prefixes[id - 1], *command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     def alive(self, id: int) -> bool:

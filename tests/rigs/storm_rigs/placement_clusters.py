@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
-from storm_dagster.model.placement import (
-    PlacedWorker,
-    PlacementBatch,
-    SupervisorSlots,
-    TopologyToPlace,
-    UserWorker,
-)
+from storm_dagster.model.placement import PlacedWorker, PlacementBatch, SupervisorSlots, TopologyToPlace, UserWorker
 
 
 def supervisor(number: int, ports: Sequence[int], used: Sequence[int] = (), **more: Any) -> SupervisorSlots:
@@ -31,12 +25,7 @@ def small_topology(
     **more: Any,
 ) -> TopologyToPlace:
     """A topology of one-task executors, numbered as at a submission: ``bolts`` maps id to (tasks, inputs)."""
-    counts = {
-        **{bolt: count for bolt, (count, _) in bolts.items()},
-        ACKER: ackers,
-        TOPOLOGY_MASTER: 1,
-        **spouts,
-    }
+    counts = {**{bolt: count for bolt, (count, _) in bolts.items()}, ACKER: ackers, TOPOLOGY_MASTER: 1, **spouts}
     tasks: dict[int, str] = {}
     for component, count in counts.items():
         for _ in range(count):
@@ -75,10 +64,7 @@ def _supervisors(rng: random.Random) -> tuple[SupervisorSlots, ...]:
 
 
 def _topology(
-    rng: random.Random,
-    name: str,
-    supervisors: Sequence[SupervisorSlots],
-    free: list[tuple[str, str, int]],
+    rng: random.Random, name: str, supervisors: Sequence[SupervisorSlots], free: list[tuple[str, str, int]]
 ) -> TopologyToPlace:
     bolts: dict[str, tuple[int, list[str]]] = {}
     spouts = {f"spout{number}": rng.randint(1, 3) for number in range(rng.randint(1, 2))}

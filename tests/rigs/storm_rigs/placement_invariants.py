@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from storm_dagster.model.placement import (
-    PlacementBatch,
-    PlacementResult,
-    TopologyPlacement,
-    TopologyToPlace,
-)
+from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
 _Slot = tuple[str, int]

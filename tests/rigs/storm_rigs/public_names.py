@@ -258,10 +258,7 @@ def _errors() -> Names:
 
     known = errors._BY_NAME  # pyright: ignore[reportPrivateUsage]
     document = errors.StormDagsterError("message").to_document()
-    return {
-        "types": [f"{name}: {cls.http_status}" for name, cls in known.items()],
-        "document": list(_leaves(document)),
-    }
+    return {"types": [f"{name}: {cls.http_status}" for name, cls in known.items()], "document": list(_leaves(document))}
 
 
 def _leaves(document: Mapping[str, Any], before: str = "") -> Iterator[str]:

@@ -57,11 +57,7 @@ class SupervisorRig:
     def code(self, code_dir: str, behaviour: str = "", **conf: Any) -> None:
         self.blobs.put_code(
             code_dir,
-            {
-                "topology.python": self.python,
-                "topology.environment": {"STAND_IN": behaviour, "WORD": "storm"},
-                **conf,
-            },
+            {"topology.python": self.python, "topology.environment": {"STAND_IN": behaviour, "WORD": "storm"}, **conf},
         )
 
     def assign(

@@ -28,12 +28,7 @@ from storm_rigs.acting import submit
 from storm_rigs.archives import pack_archive
 
 WORD_COUNT: dict[str, Any] = {
-    "spouts": {
-        "lines": {
-            "object": {"python": "wc.spouts:Lines"},
-            "outputs": {"default": {"fields": ["line"]}},
-        }
-    },
+    "spouts": {"lines": {"object": {"python": "wc.spouts:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
     "bolts": {
         "split": {
             "object": {"python": "wc.bolts:Split"},

@@ -96,11 +96,7 @@ def run_seed(seed: int, secs: float = 120.0, *, calm: bool = True, conf: dict[st
         **(conf or {}),
     }
     with Cluster(
-        seed,
-        servers=plan.servers,
-        nimbus_count=plan.nimbuses,
-        supervisor_count=plan.supervisors,
-        conf=settings,
+        seed, servers=plan.servers, nimbus_count=plan.nimbuses, supervisor_count=plan.supervisors, conf=settings
     ) as cluster:
         faults = Faults(cluster)
         try:

@@ -136,16 +136,7 @@ class ChaosRun:
     def _run_verb(self, verb: str, *arguments: str, under: Fault | None, counting: str | None = None) -> None:
         """Run a verb and inject a fault meanwhile; then ``counting`` must run again."""
         with subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "storm_dagster",
-                verb,
-                "--json",
-                "--home",
-                str(self.cluster.home),
-                *arguments,
-            ],
+            [sys.executable, "-m", "storm_dagster", verb, "--json", "--home", str(self.cluster.home), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
