@@ -11,12 +11,11 @@ from storm_dagster.operations.read.explaining import local_state_problems
 
 def test_local_state_on_several_hosts_is_a_problem_that_pages_name() -> None:
     def on(*hosts: str) -> Any:
-        workers = [SimpleNamespace(host=host) for host in hosts]
-        return SimpleNamespace(assignment=SimpleNamespace(workers=workers))
+        return SimpleNamespace(workers=[SimpleNamespace(host=host) for host in hosts])
 
     home = StateHome(marker="", local=("alpha", "beta"))
     (text,) = local_state_problems(on("alpha", "beta", "beta"), home)
     assert "alpha, beta" in text and "topology.state.local" in text and "topology.state.dir" in text
     assert local_state_problems(on("alpha", "alpha"), home) == []
     assert local_state_problems(on("alpha", "beta"), StateHome(marker="x")) == []
-    assert local_state_problems(SimpleNamespace(assignment=None), home) == []  # type: ignore[arg-type]
+    assert local_state_problems(on(), home) == []

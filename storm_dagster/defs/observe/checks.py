@@ -33,7 +33,6 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.live.worker_curve import link_key_of
-from storm_dagster.operations.live.worker_requests import ask_topology_master
 from storm_dagster.operations.read.diagnosing import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
@@ -118,6 +117,9 @@ def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
 
 def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
     """No active topology has a bottleneck, a growing lag or another finding of ``show``; else each with its remedy."""
+    # zmq is not needed to load definitions.
+    from storm_dagster.operations.live.worker_requests import ask_topology_master
+
     with step_errors(), zookeeper.cluster() as cluster:
         view, security, now = cluster.load_view(), Security.of(zookeeper.conf()), int(time.time())
         active = [one for one in view.topologies.values() if one.base.status == "ACTIVE"]
