@@ -141,8 +141,8 @@ class _AsyncFunctionBolt(FunctionBolt):
 class FunctionSpout(_Function, ReliableSpout):
     """A spout that emits what a generator yields; made by :func:`spout`.
 
-    A tuple that fails is emitted again from memory, at most ``max_fails`` times. The generator begins anew when its task
-    starts again: one that shall go on keeps its position in ``context.state``, or is a :class:`Spout`.
+    A tuple that fails is emitted again from memory, at most ``max_fails`` times. The generator starts from its beginning when
+    its task starts again: one that shall go on keeps its position in ``context.state``, or is a :class:`Spout`.
     """
 
     _supplied = ("context",)

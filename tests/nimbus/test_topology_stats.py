@@ -18,6 +18,7 @@ from storm_dagster.http.responses import run_read
 from storm_dagster.model.records import Assignment, ComponentTasks, StormBase, TaskTable, WorkerNode, WorkerSlot
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import decode_request
+from storm_dagster.nimbus.requests import topology_stats
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 
 
@@ -150,3 +151,20 @@ def test_reads_that_wait_hold_no_thread_of_a_change() -> None:
         return done
 
     assert asyncio.run(serve()) == ["changed", "reads wait"]
+
+
+def test_nobody_waits_for_ever_for_a_request_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology_stats, "_LONGEST_WAIT_SECS", 0.05)
+    shared, answered = SharedAnswers(60.0), threading.Event()
+
+    def ask() -> dict[str, Any]:
+        answered.wait(30)
+        return {"tasks": {}}
+
+    with ThreadPoolExecutor(1) as askers:
+        try:
+            assert shared.latest("wc", ask, askers, 0.0)[0] is None
+            assert shared.get("wc", ask) is None
+        finally:
+            answered.set()
+    assert shared.get("wc", ask) == {"tasks": {}}

@@ -81,6 +81,15 @@ def test_a_new_process_begins_at_zero_and_counts_as_a_restart() -> None:
     assert history.restarts("s:1", 700.0) == 0
 
 
+def test_restarts_of_a_slot_are_remembered_within_bounds() -> None:
+    history = TopologyHistory()
+    for pid in range(1000):
+        history.receive("s:1", report(1, 100, pid=pid), float(pid))
+    assert history.restarts("s:1", 1000.0) == 100 and history.restarts("s:1", 5000.0) == 0
+    history.forget({"s:2"})
+    assert history.restarts("s:1", 1000.0) == 0, "the slot is another topology's now"
+
+
 def test_a_task_that_was_opened_again_counts_from_zero() -> None:
     history = TopologyHistory()
     history.receive("s:1", report(1000, 100), 0.0)

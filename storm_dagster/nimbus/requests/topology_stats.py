@@ -25,6 +25,8 @@ _ANSWER_SECS = 1.0
 _LEFT_ALONE_SECS = 2.0
 """A topology master that did not answer is left alone for this long, so that pages do not wait for it each time."""
 _OLDEST_SECS = 60.0
+_LONGEST_WAIT_SECS = 10.0
+"""For a request of somebody else, which may have to wait for a thread."""
 
 
 class TopologyStats:
@@ -73,11 +75,14 @@ class SharedAnswers:
         self._known: dict[Hashable, tuple[float, Mapping[str, Any]]] = {}
 
     def get(self, key: Hashable, ask: Ask) -> Mapping[str, Any] | None:
-        """The answer, asked for in the caller's thread if nobody waits for it yet; ``None`` without one."""
+        """The answer, asked for in the caller's thread if nobody waits for it yet; ``None`` without one in time."""
         future, mine = self._begin(key)
         if mine:
             self._finish(key, ask, future)
-        return future.result()
+        try:
+            return future.result(_LONGEST_WAIT_SECS)
+        except TimeoutError:
+            return None
 
     def latest(
         self, key: Hashable, ask: Ask, askers: Executor, wait_secs: float

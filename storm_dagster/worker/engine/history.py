@@ -25,6 +25,8 @@ _RINGS = {False: (10, 360), True: (300, 288)}
 """For an hour, and for a day: seconds of a row, number of rows."""
 _MOST_COMPONENTS = 64
 """Components with rings of their own; of a larger topology the first by name, beside the whole."""
+_MOST_STARTS = 99
+"""Restarts of a slot that are remembered; further ones push out the oldest."""
 _NONE = (0,) * 7
 Figures = dict[str, Any]
 
@@ -83,7 +85,7 @@ class TopologyHistory:
         marks, mark = self._marks.setdefault(key, deque()), _mark(report, now)
         if marks and marks[-1].pid != mark.pid:
             marks.clear()
-            self._starts.setdefault(key, []).append(now)
+            self._starts[key] = [*self._starts.get(key, [])[-_MOST_STARTS:], now]
         if not marks and mark.secs < 60:
             # Seen from its start: all its counters began at 0.
             marks.append(_Mark(mark.pid, 0.0, 0.0, now, {}, {}, {}))
@@ -94,11 +96,11 @@ class TopologyHistory:
     def forget(self, wanted: Collection[str]) -> None:
         """Drop the counters of slots that are no longer of the topology."""
         self._marks = {key: marks for key, marks in self._marks.items() if key in wanted}
+        self._starts = {key: starts for key, starts in self._starts.items() if key in wanted}
 
     def restarts(self, key: str, now: float, within: float = 600.0) -> int:
         """How often a process of the slot was replaced in the last ten minutes."""
-        self._starts[key] = [at for at in self._starts.get(key, ()) if now - at < within]
-        return len(self._starts[key])
+        return sum(1 for at in self._starts.get(key, ()) if now - at < within)
 
     def flow(self, now: float) -> Figures:
         """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate", "busy"}}, "edges": {id: {input: rate}},
