@@ -44,8 +44,8 @@ class Emit:
     __slots__ = ("stream", "values")
 
     def __init__(self, stream: str, *values: Any) -> None:
-        self.stream = stream
-        self.values = values
+        self.stream: str = stream
+        self.values: tuple[Any, ...] = values
 
 
 class _Function:
