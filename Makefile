@@ -17,6 +17,9 @@ export DAGSTER_DISABLE_TELEMETRY := yes
 export NO_PROXY := 127.0.0.1,localhost
 export no_proxy := 127.0.0.1,localhost
 
+# Who forbids to store bytecode pays for 600 test modules, compiled by every worker of pytest in every run.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
 .PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean
@@ -97,7 +100,7 @@ test-docker: $(TEST)
 	PYTHON=$(PYTHON) timeout -k 300 $(if $(SHORT),1200,10800) $(BIN)/python tests/docker/run.py \
 	  $(if $(SHORT),--short,$(FAULTS) --rounds $(if $(filter file,$(origin ROUNDS)),0,$(ROUNDS)))
 
-# Types of tests too: pyright reads what they import.
+# Types of tests too: pyright reads what they import. The site is built strictly: a broken link fails.
 check: $(CHECK) $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -105,6 +108,7 @@ check: $(CHECK) $(TEST)
 	cd / && PATH=$(CURDIR)/$(BIN):$$PATH pyright --verifytypes storm_dagster.api --ignoreexternal
 	$(BIN)/dagster definitions validate -w workspace.yaml
 	$(BIN)/dg check defs
+	$(PYTEST) -q tests/docs/test_site.py
 
 bench: java $(TEST)
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -141,7 +145,7 @@ browser: java chromium $(TEST)
 
 # The site, strictly: a broken link or a snippet that does not run fails.
 docs: $(TEST)
-	$(PYTEST) -q tests/docs -m "not long" $(ARGS)
+	$(PYTEST) -q tests/docs -m "not cluster" $(ARGS)
 	$(BIN)/python -m sphinx -W --keep-going -q -b dirhtml docs build/site
 	@echo "open build/site/index.html"
 

@@ -17,45 +17,17 @@ from storm_dagster.cli.dev.process_table import family
 from storm_dagster.model import paths
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.processes import processes
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.ensemble import server_mode
+from storm_rigs.processes import processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 # An address where nothing listens: then dev starts no Spark of its own, which these tests do not need.
-HELLO = """from storm_dagster.api import Spout, Topology
-
-
-class Words(Spout):
-    outputs = ["word"]
-
-    def next_tuple(self):
-        pass
-
-
-class Hello(Topology):
-    words = Words.spec()
-"""
 NO_SPARK = {"spark.remote": "sc://127.0.0.1:9"}
-
-
-def of_home(home: Path) -> list[str]:
-    """Command lines of all live processes that were started with this HOME."""
-    wanted = f"STORM_DAGSTER_HOME={home}".encode()
-    found: list[str] = []
-    for process in processes():
-        try:
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-            if wanted in environment and process.pid != os.getpid():
-                raw = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-                found.append(raw.replace(b"\0", b" ").decode("utf-8", "replace"))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +156,13 @@ def test_stop_ends_what_a_killed_dev_left(cluster: LocalCluster) -> None:
     done = cluster.cli("dev", "--home", str(cluster.home), "--ports", "auto", check=False)
     assert done.code == 3 and "earlier cluster" in done.document["error"]["message"]
     assert cluster.cli("stop")["ended"] >= 6
-    assert of_home(cluster.home) == []
+    assert processes_of(cluster.home) == []
     assert list((cluster.home / "run").iterdir()) == []
     assert ClusterFile.read(cluster.home) is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
     """Also for a ``dev &`` of a script, to whose children the shell gives an ignored SIGINT."""
     home = tmp_path / "home"
@@ -203,26 +176,13 @@ def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
     try:
         eventually(lambda: out.exists() and out.read_text().rstrip().endswith("}"), 200, "the cluster", interval=0.2)
         assert json.loads(out.read_text())["supervisors"][0]["id"] == "s1"
-        assert len(of_home(home)) >= 5
+        assert len(processes_of(home)) >= 5
         os.kill(int(pid_file.read_text()), number)
         shell.wait(60)
-        assert of_home(home) == []
+        assert processes_of(home) == []
         assert not (home / "cluster.json").exists()
     finally:
         if shell.poll() is None:
             shell.terminate()
             shell.wait()
         run_cli("stop", home=home)
-
-
-def test_ready_does_not_wait_for_spark_and_a_submission_does(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    (tmp_path / "hello.py").write_text(HELLO, encoding="utf-8")
-    try:
-        run_cli("dev", "--detach", "--json", "--ports", "auto", "--home", str(home), "--no-warm-runs").check()
-        done = run_cli("submit", "hello.py", "--json", home=home, cwd=tmp_path).check()
-        assert done.document["status"] == "ACTIVE"
-        assert run_cli("explain", "hello", "--json", home=home).check().document["planner"] == "pyspark"
-    finally:
-        run_cli("stop", home=home)
-    assert of_home(home) == []

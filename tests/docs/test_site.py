@@ -13,6 +13,9 @@ from storm_dagster.cli.app import VERBS
 from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model.conf_schema import CONF_KEYS
 
+# `make check` and `make docs` build it.
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -34,6 +34,10 @@ REFUSED: dict[str, str] = {
     "anew": "again",
 }
 """Forms of a word that no identifier may have as a part, and what to say instead."""
+ANY_REFUSED = re.compile(
+    "|".join(form.replace("_", "_?") for forms in REFUSED for form in forms.split()), re.IGNORECASE
+)
+"""What a text must match to have one of them: most files need not be taken apart."""
 INSTEAD = {tuple(form.split("_")): instead for forms, instead in REFUSED.items() for form in forms.split()}
 
 STEMS = (
@@ -82,6 +86,8 @@ def tokens_of(text: str, *kinds: int) -> Iterator[tuple[int, str]]:
 
 def refused_names(name: str, text: str) -> list[str]:
     """Identifiers of a file, and parts of its path, that have a refused word, each once."""
+    if not ANY_REFUSED.search(name + text):
+        return []
     named = [(0, part) for part in Path(name).with_suffix("").parts]
     found = {word: line for line, word in reversed([*named, *tokens_of(text, tokenize.NAME)])}
     return [
@@ -101,6 +107,8 @@ def documentation_of(text: str) -> Iterator[tuple[int, str]]:
 
 def british_in(name: str, text: str) -> list[str]:
     """British spelling in identifiers, comments and docstrings of a file."""
+    if not BRITISH.search(text):
+        return []
     words = [(line, word) for line, word in tokens_of(text, tokenize.NAME, tokenize.COMMENT)]
     return [
         f"{name}:{line}: {match[0]}"
