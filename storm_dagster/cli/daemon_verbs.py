@@ -67,7 +67,7 @@ def _serve(
 ) -> int:
     conf, home = _prepare(invocation)
     name = given_id or _default_id(conf, home, role)
-    configure_daemon_logging(home, role, name, conf["storm.log.level"])
+    configure_daemon_logging(home, role, name, conf)
     return run(conf, home, name, _stop_event())
 
 
@@ -245,7 +245,7 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
     conf, home = _prepare(invocation)
     if not os.environ.get("DAGSTER_HOME"):
         raise InvalidRequest("DAGSTER_HOME is not set: name the folder of the dagster.yaml that is shown")
-    configure_daemon_logging(home, "dagster-webserver", "0", conf["storm.log.level"])
+    configure_daemon_logging(home, "dagster-webserver", "0", conf)
     from storm_dagster.web.service import serve
 
     serve(conf, workspace, host, port, _stop_event())
@@ -275,7 +275,7 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
-    configure_daemon_logging(home, "warm-runs", "0", invocation.conf["storm.log.level"])
+    configure_daemon_logging(home, "warm-runs", "0", invocation.conf)
     record = RunFile.write(home, "warm-runs", "0")
     from storm_dagster.launcher.zygote import run
 

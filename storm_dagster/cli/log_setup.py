@@ -6,7 +6,12 @@ import logging
 import logging.handlers
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.json_logs import JsonFormatter
 
 QUIET_STDERR = "STORM_DAGSTER_LOG_FILES_ONLY"
 """Set by ``dev`` for its daemons: their log stands in ``HOME/logs`` alone."""
@@ -73,20 +78,24 @@ def log_file(home: Path, role: str, id: str) -> Path:
 
 
 def configure_daemon_logging(
-    home: Path, role: str, id: str, level: str = "INFO", *, stderr_level: int = logging.NOTSET
+    home: Path, role: str, id: str, conf: ClusterConf | Mapping[str, Any], *, stderr_level: int = logging.NOTSET
 ) -> Path:
-    """Log of a daemon: its own file, rotated at 10 MiB with 3 backups, and standard error; returns the file."""
+    """Log of a daemon: its own file, rotated at 10 MiB with 3 backups, and standard error; returns the file.
+
+    ``conf``: ``storm.log.level`` and ``storm.log.format``.
+    """
+    as_json = JsonFormatter({"role": role, "id": id}) if conf["storm.log.format"] == "json" else None
     path = log_file(home, role, id)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = logging.handlers.RotatingFileHandler(path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8")
-    file.setFormatter(_formatter(colors=False))
+    file.setFormatter(as_json or _formatter(colors=False))
     handlers: list[logging.Handler] = [file]
     if not os.environ.get(QUIET_STDERR):
         stream = logging.StreamHandler(sys.stderr)
-        stream.setFormatter(_formatter(colors=sys.stderr.isatty()))
+        stream.setFormatter(as_json or _formatter(colors=sys.stderr.isatty()))
         stream.setLevel(stderr_level)
         handlers.append(stream)
     logging.getLogger().handlers[:] = handlers
-    _levels(getattr(logging, level))
+    _levels(getattr(logging, conf["storm.log.level"]))
     logging.captureWarnings(True)
     return path

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import shutil
 import threading
 import time
@@ -294,10 +293,8 @@ class Supervisor:
         if now - self._logs_checked_at > _LOGS_SECS:
             self._logs_checked_at = now
             used = {live.log_path.parent for live in self.table.workers()}
-            for folder in used:
-                # Keep the log of a live worker that logs nothing for a week.
-                os.utime(folder)
-            for folder in remove_old_logs(self._home, now):
+            most = self._conf["supervisor.logs.max.bytes"]
+            for folder in remove_old_logs(self._home, now, used=used, most_bytes=most):
                 _log.info("old worker logs removed: %s", folder)
         for live in self.table.workers():
             rotate(live.log_path, self._conf["worker.log.max.bytes"], self._conf["worker.log.backups"])

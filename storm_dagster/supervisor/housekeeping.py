@@ -6,8 +6,10 @@ import logging
 import os
 import queue
 import shutil
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from storm_dagster.model.run_file import RunFile
@@ -65,28 +67,39 @@ def remove_run_file(home: Path, supervisor_id: str, port: int, pid: int, ticks: 
         run.remove(home)
 
 
-def remove_old_logs(home: Path, now_secs: float, keep_secs: float = KEEP_LOGS_SECS) -> list[Path]:
-    """Remove log folders of worker slots without a write for ``keep_secs``, and return them.
+def remove_old_logs(
+    home: Path,
+    now_secs: float,
+    *,
+    used: Collection[Path] = (),
+    keep_secs: float = KEEP_LOGS_SECS,
+    most_bytes: int | None = None,
+) -> list[Path]:
+    """Remove log folders of worker slots, and return them: those without a write for ``keep_secs``, and while all logs
+    have more than ``most_bytes`` the oldest ones.
 
-    A live worker's log is younger: its slot's folder is touched at every start and rotation, and a log that is
-    open is kept while its process writes. Links are removed, never followed.
+    The folders ``used`` by live workers stay. Links are removed, never followed.
     """
+    workers = home / "logs" / "workers"
+    topologies = [path for path in sorted(workers.glob("*")) if path.is_dir() and not path.is_symlink()]
+    slots: list[tuple[float, Path, int]] = []
+    for slot in (slot for topology in topologies for slot in sorted(topology.iterdir())):
+        found = [path.lstat() for path in (slot, *slot.glob("*"))]
+        slots.append((max(stat.st_mtime for stat in found), slot, sum(stat.st_size for stat in found)))
+    excess = sum(size for *_, size in slots) - (most_bytes or sys.maxsize)
     removed: list[Path] = []
-    for topology in sorted((home / "logs" / "workers").glob("*")):
-        if topology.is_symlink() or not topology.is_dir():
+    for newest, slot, size in sorted(slots):
+        if slot in used or (now_secs - newest <= keep_secs and excess <= 0):
             continue
-        for slot in sorted(topology.iterdir()):
-            newest = max(path.lstat().st_mtime for path in (slot, *slot.glob("*")))
-            if now_secs - newest > keep_secs:
-                if slot.is_dir() and not slot.is_symlink():
-                    shutil.rmtree(slot, ignore_errors=True)
-                else:
-                    slot.unlink(missing_ok=True)
-                removed.append(slot)
-        try:
+        if slot.is_dir() and not slot.is_symlink():
+            shutil.rmtree(slot, ignore_errors=True)
+        else:
+            slot.unlink(missing_ok=True)
+        excess -= size
+        removed.append(slot)
+    for topology in topologies:
+        with suppress(OSError):  # It holds other slots.
             topology.rmdir()
-        except OSError:
-            pass
     return removed
 
 

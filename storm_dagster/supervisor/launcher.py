@@ -194,7 +194,14 @@ class Launcher:
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
         except ProcessLookupError:
             pass
-        _log.info("started worker %s of %s in slot %d, pid %d", worker_id, work.topology_id, port, child.pid)
+        _log.info(
+            "started worker %s of %s in slot %d, pid %d",
+            worker_id,
+            work.topology_id,
+            port,
+            child.pid,
+            extra={"topology": work.topology_id},
+        )
         return LaunchedWorker(worker_id, process, Path(spec.heartbeat_path), log)
 
     def _spawn(

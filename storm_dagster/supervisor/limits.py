@@ -126,7 +126,13 @@ class MemoryGuard:
             f"its worker used {used / _MIB:.1f} MiB of memory, worker.memory.size allows {limit / _MIB:.1f} MiB: it was "
             "ended; raise worker.memory.size in the topology's conf, or use more workers"
         )
-        _log.error("slot %d, %s: %s", live.port, live.worker.work.topology_id, text)
+        _log.error(
+            "slot %d, %s: %s",
+            live.port,
+            live.worker.work.topology_id,
+            text,
+            extra={"topology": live.worker.work.topology_id},
+        )
         self._report(live.worker.work.topology_id, live.port, text)
 
 

@@ -232,7 +232,8 @@ class SlotTable:
                 self._clean(live, not self._slots[port].launching)
         else:
             assert isinstance(instruction, model.Report)
-            _log.error("slot %d, %s: %s", port, instruction.topology_id, instruction.text)
+            topology_id = instruction.topology_id
+            _log.error("slot %d, %s: %s", port, topology_id, instruction.text, extra={"topology": topology_id})
             self._report(instruction.topology_id, port, instruction.text)
 
     def _forget(self, worker_id: str) -> None:

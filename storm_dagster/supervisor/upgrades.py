@@ -135,7 +135,7 @@ class Upgrades:
             _log.info("the upgrade of %s moved on: %s", topology_id, error.message)
         else:
             chosen = ", ".join(batch.workers) or "empty, the requested workers do not exist"
-            _log.info("upgrade of %s: the next batch is %s", topology_id, chosen)
+            _log.info("upgrade of %s: the next batch is %s", topology_id, chosen, extra={"topology": topology_id})
         return True
 
     def _write(self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move) -> bool:
@@ -144,5 +144,5 @@ class Upgrades:
         except Conflict as error:
             _log.info("the upgrade of %s moved on: %s", topology_id, error.message)
             return False
-        _log.info("upgrade of %s: %s is %s", topology_id, move.worker, move.kind)
+        _log.info("upgrade of %s: %s is %s", topology_id, move.worker, move.kind, extra={"topology": topology_id})
         return True

@@ -285,9 +285,23 @@ def test_logs_that_are_a_week_old_are_removed(tmp_path: Path) -> None:
     for path in [*(tmp_path / "logs/workers/old-1-1").rglob("*")]:
         os.utime(path, (1, 1), follow_symlinks=False)
     removed = remove_old_logs(tmp_path, now_secs=(tmp_path / "outside").stat().st_mtime)
-    assert [path.name for path in removed] == ["6900", "6901", "link"]
+    assert sorted(path.name for path in removed) == ["6900", "6901", "link"]
     assert os.listdir(tmp_path / "logs/workers") == ["new-2-2"]
     assert outside.is_dir()
+
+
+def test_the_oldest_logs_are_removed_when_there_are_too_many(tmp_path: Path) -> None:
+    """Those of live workers stay, whatever their age."""
+    folders: list[Path] = []
+    for age, name in enumerate(("a-1-1/6900", "a-1-1/6901", "b-2-2/6900", "c-3-3/6900")):
+        folders.append(tmp_path / "logs/workers" / name)
+        folders[-1].mkdir(parents=True)
+        (folders[-1] / "worker.log").write_bytes(b"x" * 100_000)
+        for path in (folders[-1] / "worker.log", folders[-1]):
+            os.utime(path, (1000 + age, 1000 + age))
+    assert remove_old_logs(tmp_path, 1010, most_bytes=1_000_000) == []
+    assert remove_old_logs(tmp_path, 1010, used={folders[0]}, most_bytes=300_000) == folders[1:3]
+    assert sorted(path.name for path in (tmp_path / "logs/workers").iterdir()) == ["a-1-1", "c-3-3"]
 
 
 def test_only_a_dead_workers_own_run_file_is_removed(tmp_path: Path) -> None:

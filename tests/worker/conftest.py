@@ -37,6 +37,7 @@ class Lines(Spout):
         self.ready = 0.0
         done = {int(text) for text in (FOLDER / f"acked-{context.task_id}").read_text().split()}
         self.done = done
+        self.log(f"{len(done)} lines are acked")
 
     def next_tuple(self):
         if self.pause and time.monotonic() < self.ready:

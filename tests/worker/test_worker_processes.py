@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -68,7 +69,7 @@ def start_two(rig: WorkerRig, slots: Slots) -> None:
 
 
 def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:
-    rig = make_rig({"rig.lines": 2000, "topology.max.spout.pending": 200})
+    rig = make_rig({"rig.lines": 2000, "topology.max.spout.pending": 200, "storm.log.format": "json"})
     start_two(rig, slots)
     eventually(lambda: len(acked(rig)) == 2000, what="all lines are acked")
     assert counted(rig) == expected(2000)
@@ -103,6 +104,10 @@ def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], 
     assert [process.wait(10) for process in rig.processes.values()] == [0, 0]
     assert rig.live() == {}
     assert not list((rig.folder / "run").glob("worker-*"))
+    logged = [json.loads(line) for line in rig.log(*slots[0]).splitlines()]
+    assert {line["topology"] for line in logged} == {rig.topology_id}
+    (of_spout,) = [line for line in logged if line["message"] == "0 lines are acked"]
+    assert (of_spout["task"], of_spout["component"], of_spout["level"]) == (7, "lines", "INFO")
 
 
 def test_a_worker_that_may_do_nothing_any_more_ends(make_rig: Callable[..., WorkerRig], slots: Slots) -> None:

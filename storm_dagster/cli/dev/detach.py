@@ -67,7 +67,7 @@ def _install_signals(cluster: DevCluster, stop: threading.Event) -> None:
 def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> None:
     """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its addresses."""
     stop = threading.Event()
-    configure_daemon_logging(plan.home, "dev", "0", stderr_level=logging.WARNING)
+    configure_daemon_logging(plan.home, "dev", "0", plan.conf, stderr_level=logging.WARNING)
     with Steps(f"starting a cluster in {plan.home}") as steps:
         cluster = DevCluster(plan, steps, stop)
         _install_signals(cluster, stop)
@@ -78,7 +78,7 @@ def run_child(plan: ClusterPlan) -> None:
     """Run the cluster as the detached process, reporting on the inherited pipe until it is ready."""
     stop = threading.Event()
     os.environ["STORM_DAGSTER_LOG_FILES_ONLY"] = "1"
-    configure_daemon_logging(plan.home, "dev", "0")
+    configure_daemon_logging(plan.home, "dev", "0", plan.conf)
     with os.fdopen(int(os.environ.pop(REPORT_FD)), "w", encoding="utf-8") as pipe:
         os.set_inheritable(pipe.fileno(), False)
         reporter = _PipeReporter(pipe)

@@ -8,6 +8,7 @@ seconds that it lives: on a busy machine it is slow, not away.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterName
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster import queries
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
+
+_log = logging.getLogger(__name__)
 
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -115,7 +118,9 @@ class DagsterClient:
         )
         if result["__typename"] != "LaunchRunSuccess":
             raise self._refusal_at_location(f"launching job {job}", result)
-        return str(result["run"]["runId"])
+        run_id = str(result["run"]["runId"])
+        _log.info("run %s of job %s is launched", run_id, job, extra={"run": run_id})
+        return run_id
 
     def find_run(self, tag: str, value: str, *, job: str | None = None) -> FoundRun | None:
         """The newest run with that tag (and job), or ``None``."""

@@ -214,7 +214,13 @@ class LeaderHealing(_Rounds):
         words = {cause.key: cause.describe() for cause in causes}
         for report in reports:
             why = "; ".join(words.get(key, key) for key in report.causes)
-            _log.warning("reassignment of %s: %s (%s)", report.topology_id, report.status, report.error or why)
+            _log.warning(
+                "reassignment of %s: %s (%s)",
+                report.topology_id,
+                report.status,
+                report.error or why,
+                extra={"topology": report.topology_id},
+            )
             if report.status == "assigned":
                 for asset in ("assignment", "published_assignment"):
                     self._nimbus.unreported.add(

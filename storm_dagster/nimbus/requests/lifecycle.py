@@ -69,7 +69,9 @@ class LifecycleRequests:
         except (Misconfigured, Unavailable) as error:
             if not row.leader:
                 raise
-            _log.warning("%s of %s is done by the leader: %s", verb, topology.id, error)
+            _log.warning(
+                "%s of %s is done by the leader: %s", verb, topology.id, error, extra={"topology": topology.id}
+            )
         ctx = self._nimbus.operations(epoch)
         report = lifecycle.operation_of(verb)(ctx, topology.id, **fields)
         self._nimbus.unreported.add(

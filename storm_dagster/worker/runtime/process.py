@@ -17,6 +17,7 @@ from typing import Any
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.host import require_linux
+from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
@@ -40,7 +41,11 @@ _BIND_SECS = 5.0
 def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
     # Appended to, and rotated by the supervisor, because standard error goes to the same file.
     handler = logging.FileHandler(spec.log_path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"))
+    if conf.get("storm.log.format") == "json":
+        fixed = {"role": "worker", "topology": spec.topology_id, "host": spec.host, "port": spec.port}
+        handler.setFormatter(JsonFormatter(fixed))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(str(conf.get("storm.log.level") or "INFO"))
@@ -121,6 +126,9 @@ def _run(
 ) -> int:
     reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.add = lambda record: task_of(record, shared)
     shared.events.send = EventSender(spec, cluster, shared.events.on_response).send
     state_dir = Path(conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state")
     engine = NativeEngine(
@@ -163,6 +171,15 @@ def _run(
         sync.stop()
 
 
+def task_of(record: logging.LogRecord, shared: Shared) -> dict[str, Any]:
+    """Task and component whose call wrote a record: the one at which the loop is, or that has the thread."""
+    if record.thread == threading.main_thread().ident:
+        runner = shared.at
+        return {} if runner is None else {"task": runner.task_id, "component": runner.component}
+    component, _, task = (record.threadName or "").rpartition("-")
+    return {"task": int(task), "component": component} if component and task.isdecimal() else {}
+
+
 class ErrorReporter:
     """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
 
@@ -184,6 +201,7 @@ class ErrorReporter:
     def __call__(self, task: int, component: str, error: BaseException, where: str) -> None:
         """Log the error, and record it unless the task has reached its limit."""
         now = self._clock()
+        of_task = {"task": task, "component": component}
         with self._lock:
             start, number = self._windows.get(task, (now, 0))
             if now - start > self._interval:
@@ -193,19 +211,14 @@ class ErrorReporter:
         if number > self._most:
             # The log of a bolt that fails for every tuple must stay readable.
             if number == self._most + 1:
-                _log.error(
-                    "task %d (%s): more than %d errors in %g s, more are only counted",
-                    task,
-                    component,
-                    self._most,
-                    self._interval,
-                )
+                many = "task %d (%s): more than %d errors in %g s, more are only counted"
+                _log.error(many, task, component, self._most, self._interval, extra=of_task)
             self._record(task, component, "", int(time.time()), error_group(error, where))
             return
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
         text = text.encode("utf-8", "backslashreplace").decode()
-        _log.error("task %d (%s): %s: %s", task, component, where, text)
+        _log.error("task %d (%s): %s: %s", task, component, where, text, extra=of_task)
         self._record(task, component, f"{where}: {text}", int(time.time()), error_group(error, where))
 
 

@@ -1,0 +1,39 @@
+"""Logs as lines of JSON (``storm.log.format: json``), for machines that gather them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One line for each record: ``time`` (UTC), ``level``, ``logger``, ``thread``, ``message``, ``exception`` after an
+    error; what is constant of the process (``fixed``: role, topology, slot); and what a call gives as ``extra``: topology,
+    task, run. A value that JSON does not know is its text."""
+
+    def __init__(self, fixed: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._fixed = dict(fixed)
+        self.add: Callable[[logging.LogRecord], Mapping[str, Any]] | None = None
+        """More fields of a record, by the thread that wrote it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line without its end."""
+        document: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+            **self._fixed,
+            **(self.add(record) if self.add is not None else {}),
+            **{key: value for key, value in record.__dict__.items() if key not in _STANDARD},
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
