@@ -26,6 +26,8 @@ EDGES: dict[str, set[str]] = {
     "web": {"model", "http"},
     "spark": {"model", "core"},
     "packaging": {"model", "api"},
+    # Stands on what any author of a topology has.
+    "connectors": {"model"},
     "client": {"model", "packaging"},
     "operations": {"model", "core", "zk", "blobstore", "spark", "packaging"},
     "nimbus": {"model", "core", "zk", "blobstore", "http", "operations"},
@@ -46,6 +48,8 @@ CONFINED: dict[str, set[str]] = {
     "dagster_pyspark": {"defs"},
     "pyspark": {"spark", "api", "defs", "cli"},
     "zmq": {"worker", "operations"},
+    "confluent_kafka": {"connectors"},
+    "psycopg": {"connectors"},
 }
 
 

@@ -1,0 +1,48 @@
+"""Settings of a client library in a component's conf, and the secrets among them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.masking import is_secret_key
+
+__all__ = ["client_settings"]
+
+
+def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The keys of ``conf`` that begin with ``prefix``, without it, for a client library.
+
+    A secret never stands in a conf, which pages and logs show: ``KEY.file`` names a file of the worker's host, whose
+    content without surrounding white space is the value, and ``KEY.env`` a variable of the worker's environment.
+    :class:`InvalidRequest` if a secret is given as it is, twice, or cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for name, value in sorted(conf.items()):
+        if not name.startswith(prefix):
+            continue
+        key, how = name.removeprefix(prefix), ""
+        for suffix in (".file", ".env"):
+            if key.endswith(suffix):
+                key, how = key.removesuffix(suffix), suffix
+        if is_secret_key(key) and not how:
+            raise InvalidRequest(
+                f"{name} would be shown with the conf: put the value into a file of the worker's hosts and set {name}.file "
+                f"to its path, or set {name}.env to a variable of the worker's environment"
+            )
+        if key in found:
+            raise InvalidRequest(f"{prefix}{key} is given twice, the second time as {name}: leave one")
+        found[key] = _read(name, str(value), how) if how else value
+    return found
+
+
+def _read(name: str, where: str, how: str) -> str:
+    try:
+        return Path(where).read_text("utf-8").strip() if how == ".file" else os.environ[where]
+    except KeyError:
+        raise InvalidRequest(f"{name}: the worker's environment has no variable {where}: set it") from None
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{name}: {where} cannot be read on this host ({error}): put the value there") from None
