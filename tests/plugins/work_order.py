@@ -32,8 +32,16 @@ FIRST = (
     "tests/cli/test_lifecycle.py",
     *TOGETHER["the shared Spark server"],
     *("tests/cluster/", "tests/cli/test_dev.py", "tests/spark_components/", "tests/dagster/", "tests/operations/"),
-    *("tests/launcher/", "tests/supervisor/"),
-    *("tests/worker/", "tests/nimbus/", "tests/zk/", "tests/security/", "tests/docs/", "tests/distribution/"),
+    *("tests/simulation/", "tests/launcher/", "tests/supervisor/"),
+    *(
+        "tests/worker/",
+        "tests/nimbus/",
+        "tests/zk/",
+        "tests/security/",
+        "tests/docs/",
+        "tests/distribution/",
+        "tests/thrift/",
+    ),
 )
 """Beginnings of paths, the longest runs first; what is not named comes last."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kazoo import exceptions
 from kazoo.client import KazooClient, TransactionRequest
@@ -227,7 +227,6 @@ def _ranks(zxids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_both_answer_alike(zookeeper_server: str, clients: list[KazooClient], servers: int) -> None:
-    @settings(max_examples=2 * settings().max_examples)
     @given(_program)
     def alike(program: list[tuple[int, tuple[Any, ...]]]) -> None:
         real = _Real(f"/d-{uuid.uuid4().hex[:12]}", clients, zookeeper_server)

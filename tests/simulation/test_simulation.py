@@ -31,15 +31,18 @@ def _simulate(*arguments: str) -> str:
 
 @pytest.mark.timeout(900)
 def test_no_invariant_breaks_and_the_same_seed_gives_the_same_run() -> None:
-    first = _simulate("--seeds", "4", "--secs", "45")
+    first = _simulate("--seeds", "3", "--secs", "30")
     assert "0 broken" in first
-    again = _simulate("--first", "3", "--seeds", "1", "--secs", "45")
+    again = _simulate("--first", "2", "--seeds", "1", "--secs", "30")
     digests = dict(re.findall(r"seed (\d+): (\w+)", first))
-    assert dict(re.findall(r"seed (\d+): (\w+)", again)) == {seed: digests[seed] for seed in ("3",)}
+    assert dict(re.findall(r"seed (\d+): (\w+)", again)) == {"2": digests["2"]}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mutant, first", [("checks are left out", 1), ("who resigns deletes whoever leads", 6)])
+@pytest.mark.parametrize(
+    "mutant, first",
+    [("checks are left out", 1), pytest.param("who resigns deletes whoever leads", 6, marks=pytest.mark.long)],
+)
 def test_a_planted_bug_is_caught(mutant: str, first: int) -> None:
     """From a seed on that sees it soon: the whole search is ``make simulate ARGS=--mutants``."""
     assert "0 missed" in _simulate("--mutants", mutant, "--first", str(first), "--seeds", "15", "--secs", "60")

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(300)]
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance, unsupported_method]
 # Of 50 in `make test`: there are many routes.
 EXAMPLES = {
-    schemathesis.GenerationMode.POSITIVE: hypothesis.settings().max_examples // 16,
+    schemathesis.GenerationMode.POSITIVE: hypothesis.settings().max_examples // 25,
     schemathesis.GenerationMode.NEGATIVE: hypothesis.settings().max_examples // 50,
 }
 SETTINGS = hypothesis.settings(

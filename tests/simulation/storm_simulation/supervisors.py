@@ -243,7 +243,7 @@ def install() -> None:
                 "WorkerProcess": SimulatedWorkerProcess,
                 "Localizer": SimulatedLocalizer,
                 "remove_stale_folders": lambda *_: [],
-                "remove_old_logs": lambda *_: [],
+                "remove_old_logs": lambda *_, **__: [],
                 "rotate": lambda *_: False,
             },
         ),
