@@ -291,6 +291,7 @@ def assignment_of(
         type=kind,
         code=previous.code if previous else {},
         restarts=previous.restarts if previous else 0,
+        history=previous.history if previous else (),
     )
     if previous is None:
         return built

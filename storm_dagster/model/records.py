@@ -26,6 +26,7 @@ __all__ = [
     "MAX_NODE_BYTES",
     "MAX_UNKNOWN_BYTES",
     "Assignment",
+    "AssignmentChange",
     "AssignmentType",
     "Blacklist",
     "ComponentTasks",
@@ -295,6 +296,24 @@ class WorkerSlot(Record):
         return f"{self.host}:{self.port}"
 
 
+class AssignmentChange(Record):
+    """One change of an assignment, for people: what was done, why, and by which run."""
+
+    v: Literal[1] = Field(default=1, exclude=True)
+    at_secs: int
+    """Epoch seconds."""
+    action: str
+    """``submitted``, ``healed``, ``rebalanced``, ``restarted`` ..."""
+    why: str = ""
+    """What it was done for, in words; at most 300 characters."""
+    moved: int = 0
+    """Tasks that changed their slot."""
+    outage_secs: int = 0
+    """Of a healing: how long what was healed had been silent when it was judged, at most."""
+    run: str = ""
+    """Id of the Dagster run; empty when nimbus did it by itself."""
+
+
 class Assignment(Record):
     """Assignment of one topology's tasks to slots."""
 
@@ -312,6 +331,8 @@ class Assignment(Record):
     """Blob key -> SHA-256 of what that code is: supervisors run nothing else. Empty: an older release wrote it."""
     restarts: int = 0
     """Restarts that were asked for: a worker process that was started for fewer is replaced in its slot."""
+    history: tuple[AssignmentChange, ...] = ()
+    """The newest changes, newest first."""
 
     def task_slots(self) -> dict[int, tuple[str, int]]:
         """Task id -> (supervisor id, port)."""

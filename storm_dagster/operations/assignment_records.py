@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from storm_dagster.model import paths
-from storm_dagster.model.records import Assignment, decode_record, encode_record
+from storm_dagster.model.records import Assignment, AssignmentChange, decode_record, encode_record
 from storm_dagster.model.view import Versioned
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import notify_new_slots
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.shards import put_ops, read_sharded
+
+MAX_WHY = 300
+_KEPT_CHANGES = 20
+
+
+def with_change(
+    ctx: OperationsContext,
+    assignment: Assignment,
+    action: str,
+    why: str = "",
+    *,
+    moved: int = 0,
+    outage_secs: float = 0,
+) -> Assignment:
+    """The assignment with one more entry in its history, which keeps the newest 20: the page of the topology shows it."""
+    change = AssignmentChange(
+        at_secs=ctx.now_secs(),
+        action=action,
+        why=why[:MAX_WHY],
+        moved=moved,
+        outage_secs=round(outage_secs),
+        run=ctx.run,
+    )
+    return assignment.model_copy(update={"history": (change, *assignment.history)[:_KEPT_CHANGES]})
 
 
 def append_assignment(

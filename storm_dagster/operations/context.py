@@ -48,6 +48,8 @@ class OperationsContext:
     """The local planner: reassignments use it when the planner is out of reach."""
     epoch: int | None = None
     """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a run does."""
+    run: str = ""
+    """Id of the Dagster run that this process works for, which the history of an assignment names."""
     monotonic: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = random.random
     checkpoint: Callable[[str], None] = no_observer

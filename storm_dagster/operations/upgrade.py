@@ -32,7 +32,7 @@ from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment
+from storm_dagster.operations.assignment_records import append_assignment, with_change
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
@@ -306,7 +306,7 @@ def _write(
     if made.code_dir is not None:
         code = snapshot.state.record.code if snapshot.state.record is not None else {}
         changes = {**{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"}, "code": code}
-        assignment = assignment.model_copy(update=changes)
+        assignment = with_change(ctx, assignment.model_copy(update=changes), f"upgrade {made.outcome}", made.reason)
         bump_assignments_version(transaction, view, {topology.id: assignment})
     if made.base is topology.base:
         transaction.check(path, version)

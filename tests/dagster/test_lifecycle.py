@@ -177,8 +177,9 @@ def test_reassign_logs_one_materialization_for_each_topology_and_asset(world: Da
     )
     assert result.success
     for name in ("a", "b"):
-        nodes = {worker.node for worker in world.topology(name).assignment.workers}
-        assert nodes == {"s2"}
+        assignment = world.topology(name).assignment
+        assert {worker.node for worker in assignment.workers} == {"s2"}
+        assert (assignment.history[0].action, assignment.history[0].run) == ("healed", result.run_id)
     logged = [
         (event.asset_key, event.step_materialization_data.materialization.partition)
         for event in result.all_events

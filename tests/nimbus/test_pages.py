@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.records import TaskBeats, decode_record
+from storm_dagster.model.records import Assignment, AssignmentChange, TaskBeats, decode_record, encode_record
 from storm_dagster.model.signing import make_token
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
@@ -160,6 +160,24 @@ def test_every_page_forbids_what_is_not_its_own(shop: Shop, path: str) -> None:
         "/static/pages.js",
         "data:,",
     }
+
+
+def test_what_happened_is_a_table_with_causes_and_runs(shop: Shop) -> None:
+    path = paths.assignment(shop.rig.topology_id)
+    raw = shop.cluster.state.get_data(path)
+    healed = AssignmentChange(
+        at_secs=1_700_000_000, action="healed", why=f"host {MARKUP} is lost", moved=3, outage_secs=31, run="a-run"
+    )
+    assignment = decode_record(Assignment, raw or b"").model_copy(update={"history": (healed,)})
+    shop.cluster.state.set_data(path, encode_record(assignment))
+
+    def shown() -> bool:
+        return "What happened" in (text := page(shop, "/topologies/shop").text) and "2023-11-14 22:13:20" in text
+
+    eventually(shown, 30, "the change")
+    found = page(shop, "/topologies/shop").row("2023-11-14 22:13:20", 3)
+    assert found[1] == "healed" and found[2] == f"host {MARKUP} is lost, 3 tasks moved, silent for 31 s before"
+    assert "http://127.0.0.1:1/runs/a-run" in shop.get("/topologies/shop").text
 
 
 def test_markup_in_names_errors_and_reasons_is_text(shop: Shop) -> None:

@@ -20,6 +20,7 @@ from storm_dagster.model.names import placement_key
 from storm_dagster.model.records import TopologyStatus, encode_record
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist
+from storm_dagster.operations.live.deploy import restart
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.status import show_document
@@ -116,6 +117,26 @@ def test_a_worker_that_nobody_restarts_is_dead_after_the_task_timeout(world: Wor
     assert observer.poll(30).causes == ()
     (cause,) = observer.poll(1).causes
     assert cause.kind == "dead_worker" and cause.tasks == worker.ids
+
+
+def test_the_history_of_an_assignment_says_what_was_done_why_and_by_which_run(world: World) -> None:
+    topology_id, observer = started(world)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.stop_worker(topology_id, *worker.slot)
+    observer.poll()
+    (cause,) = observer.poll(31).causes
+    (report,) = reassign(world.context(run="run-7"), [Cause.from_json(cause.to_json())])
+    rebalance(world.context(), "wc", executors={"split": 3}, wait_secs=0)
+    restart(world.context(), "wc")
+    found = assignment_of(world, topology_id).history
+    assert [change.action for change in found] == ["restarted", "rebalanced", "healed", "submitted"]
+    assert "split with 3 executors instead of" in found[1].why and not found[1].run
+    healed = found[2]
+    assert healed.why == f"worker {worker.address} did not come back ({len(worker.ids)} tasks)"
+    assert (healed.moved, healed.outage_secs, healed.run) == (report.moved, 31, "run-7")
+    for _ in range(25):
+        restart(world.context(), "wc")
+    assert [change.action for change in assignment_of(world, topology_id).history] == ["restarted"] * 20
 
 
 def test_a_worker_that_comes_back_is_forgotten(world: World) -> None:

@@ -190,7 +190,8 @@ def test_a_restart_replaces_every_worker_and_changes_nothing_else(world: World) 
     assert (report.topology_id, report.status) == (topology_id, "ACTIVE")
     after = world.named()
     assert after.assignment is not None and (after.base, after.tasks) == (before.base, before.tasks)
-    assert after.assignment.model_copy(update={"restarts": 0}) == before.assignment
+    unchanged = {"restarts": 0, "history": before.assignment.history}
+    assert after.assignment.model_copy(update=unchanged) == before.assignment
     assert sorted(world.blobs.keys("")) == blobs
     for node, work in former.items():
         wanted = desired_slots({topology_id: after.assignment}, node).work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -43,6 +43,8 @@ class Cause:
     """Supervisors that must not get new work now (silent ones)."""
     seen: str = ""
     """What was judged: the start token of a worker that does not run, the record of a silent topology master."""
+    silent_secs: float = field(default=0.0, compare=False)
+    """How long the observer had seen it so when it judged; 0 where nothing has to be waited for."""
 
     @property
     def key(self) -> str:
@@ -50,11 +52,15 @@ class Cause:
         return f"{self.topology_id}:{self.generation}:{self.kind}@{self.node}-{self.port}"
 
     def describe(self) -> str:
+        """The cause in words, with the topology's name."""
+        return f"topology {self.name!r}: {self.words()}"
+
+    def words(self) -> str:
         """The cause in words."""
         slot = f"{self.host}:{self.port}"
         text = _WORDS[self.kind].format(slot=slot, host=self.host, node=self.node)
         tasks = f" ({len(self.tasks)} tasks)" if self.tasks else ""
-        return f"topology {self.name!r}: {text}{tasks}"
+        return f"{text}{tasks}"
 
     def to_json(self) -> dict[str, Any]:
         """The form for a run's config; tasks as ranges, so that it stays small."""

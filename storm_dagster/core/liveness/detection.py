@@ -246,7 +246,7 @@ class _TopologyCheck:
                 self._round.restarting.append((self._topology.id, worker.node, worker.port))
             if self._over(before.since, limit, worker, "is missing"):
                 self._judged.add(worker.slot)
-                self._add(kind, worker, worker.ids)
+                self._add(kind, worker, worker.ids, since=before.since)
         return missing
 
     def _never_ran(self) -> dict[str, StartingWorker]:
@@ -263,7 +263,7 @@ class _TopologyCheck:
             starting[name] = before
             if self._over(before.since, self._round.limits.launch_secs, worker, "has not reported its tasks"):
                 self._judged.add(worker.slot)
-                self._add("never_ran", worker, worker.ids, token)
+                self._add("never_ran", worker, worker.ids, token, before.since)
         return starting
 
     def _master_silent(self, memory: TopologyMemory) -> bool:
@@ -284,7 +284,7 @@ class _TopologyCheck:
             else:
                 since, limit = memory.beats.since, limits.task_secs
             if self._over(since, limit, worker):
-                self._add("silent_master", worker, worker.ids, str(memory.beats.value))
+                self._add("silent_master", worker, worker.ids, str(memory.beats.value), since)
                 return True
         return False
 
@@ -337,7 +337,14 @@ class _TopologyCheck:
             )
         return False
 
-    def _add(self, kind: CauseKind, worker: WorkerSlot | None, tasks: tuple[int, ...], seen: str = "") -> None:
+    def _add(
+        self,
+        kind: CauseKind,
+        worker: WorkerSlot | None,
+        tasks: tuple[int, ...],
+        seen: str = "",
+        since: float | None = None,
+    ) -> None:
         self._round.causes.append(
             Cause(
                 topology_id=self._topology.id,
@@ -350,6 +357,7 @@ class _TopologyCheck:
                 tasks=tasks,
                 avoid=tuple(sorted(self._round.silent)),
                 seen=seen,
+                silent_secs=0.0 if since is None else round(self._now - since, 1),
             )
         )
 

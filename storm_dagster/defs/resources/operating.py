@@ -30,15 +30,20 @@ class Handles:
 
 
 @contextmanager
-def connect(handles: Handles, log: logging.Logger) -> Iterator[OperationsContext]:
-    """The operations' context, connected inside; typed errors pass.
+def connect(handles: Handles, log: logging.Logger, run: str = "") -> Iterator[OperationsContext]:
+    """The operations' context, connected inside, of the run with that id; typed errors pass.
 
     ``epoch`` stays open: a submission's stages take the one in their staging record, everything else the
     current one.
     """
     with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
         yield OperationsContext(
-            cluster=cluster, blobs=blobs, conf=handles.zookeeper.conf(), planner=handles.spark.planner(cluster), log=log
+            cluster=cluster,
+            blobs=blobs,
+            conf=handles.zookeeper.conf(),
+            planner=handles.spark.planner(cluster),
+            log=log,
+            run=run,
         )
 
 
@@ -47,7 +52,7 @@ def operations(
     context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext, handles: Handles
 ) -> Iterator[OperationsContext]:
     """:func:`connect` for one step; typed errors leave as Dagster failures."""
-    with step_errors(), connect(handles, context.log) as ops:
+    with step_errors(), connect(handles, context.log, context.run.run_id) as ops:
         yield ops
 
 

@@ -18,7 +18,7 @@ from storm_dagster.model.records import encode_record
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment
+from storm_dagster.operations.assignment_records import append_assignment, with_change
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.results import LifecycleResult
@@ -67,7 +67,7 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
         report = LifecycleResult(topology.id, base.name, base.status, changed=True, previous=base.status)
         if assignment.restarts >= wanted.setdefault(topology.id, assignment.restarts + 1):
             return report  # The reply of our own commit was lost.
-        after = assignment.model_copy(update={"restarts": wanted[topology.id]})
+        after = with_change(ctx, assignment.model_copy(update={"restarts": wanted[topology.id]}), "restarted")
         transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology.id: after})
         transaction.check(paths.topology(topology.id), topology.base_at.version)
         append_assignment(ctx, transaction, base.name, after, topology.assignment_at)

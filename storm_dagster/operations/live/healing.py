@@ -15,7 +15,7 @@ from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.view import ClusterView
-from storm_dagster.operations.assignment_records import append_assignment
+from storm_dagster.operations.assignment_records import append_assignment, with_change
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
@@ -91,6 +91,14 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
             return replace(report, assignment=topology.assignment)
         assignment = assignment_of(
             placement, topology_id=topology_id, previous=topology.assignment, now_secs=ctx.now_secs(), restarted=dead
+        )
+        assignment = with_change(
+            ctx,
+            assignment,
+            "healed",
+            "; ".join(dict.fromkeys(cause.words() for cause in true)),
+            moved=placement.moved,
+            outage_secs=max(cause.silent_secs for cause in true),
         )
         assert topology.assignment_at is not None
         transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: assignment})

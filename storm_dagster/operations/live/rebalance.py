@@ -23,7 +23,7 @@ from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment
+from storm_dagster.operations.assignment_records import append_assignment, with_change
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
@@ -257,6 +257,16 @@ def _unchanged(topology: TopologyView) -> RebalanceResult:
     )
 
 
+def _asked(base: StormBase, wanted: PendingRebalance) -> str:
+    changes = [f"{wanted.workers} workers instead of {base.workers}"] if wanted.workers != base.workers else []
+    changes += [
+        f"{name} with {count} executors instead of {base.executors.get(name, 0)}"
+        for name, count in wanted.executors.items()
+        if count != base.executors.get(name)
+    ]
+    return ", ".join(changes) or ("every task was placed again" if wanted.reassign else "balance was restored")
+
+
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
     """Input of the asset check ``fewest_moves``; empty where every task was placed again.
 
@@ -290,6 +300,9 @@ def _apply(
             previous=topology.assignment,
             now_secs=ctx.now_secs(),
             kind="Assign" if plan.table == topology.tasks else "ScaleTopology",
+        )
+        assignment = with_change(
+            ctx, assignment, "rebalanced", _asked(topology.base, plan.wanted), moved=placement.moved
         )
         bump_assignments_version(transaction, view, {topology.id: assignment})
         if plan.table != topology.tasks:

@@ -18,7 +18,7 @@ from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_
 from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment, read_backup
+from storm_dagster.operations.assignment_records import append_assignment, read_backup, with_change
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
@@ -242,6 +242,9 @@ def _publish(
     assignment = assignment_of(
         planned.result.placement(record.name), topology_id=topology_id, previous=None, now_secs=now
     ).model_copy(update={"code": code_hashes(ctx, topology_id)})
+    if replaced is not None and replaced.assignment is not None:
+        assignment = assignment.model_copy(update={"history": replaced.assignment.history})
+    assignment = with_change(ctx, assignment, "submitted" if replaced is None else "updated", f"as {topology_id}")
     base = StormBase(
         name=record.name,
         launch_time_secs=now,

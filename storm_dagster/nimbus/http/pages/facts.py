@@ -19,6 +19,7 @@ from storm_dagster.http.responses import error_response, run_read
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.nimbus.http.pages.flow import COLUMNS, TopologyFlow
+from storm_dagster.nimbus.http.pages.timeline import timeline
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import supervisors_of
@@ -72,7 +73,7 @@ class PageFacts:
         return {"rows": rows, "wanted": wanted, "sort": sort}
 
     def topology(self, request: Request) -> dict[str, Any]:
-        """One topology: findings, graph, charts, components, tasks, workers, errors."""
+        """One topology: findings, graph, charts, components, tasks, workers, timeline, errors."""
         view = self._reader.view()
         topology = topology_by_name(view, request.path_params["name"])
         stats, age = self._reader.figures(topology)
@@ -104,6 +105,7 @@ class PageFacts:
             "tasks": tasks[:_MOST_TASKS],
             "more_tasks": max(0, len(tasks) - _MOST_TASKS),
             "workers": flow.workers(Links.of(view)),
+            "events": timeline(topology, errors, self._nimbus.dagster.run_url),
             "errors": errors[:20],
             "focus": focus,
             "sort": sort,

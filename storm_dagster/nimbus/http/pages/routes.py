@@ -34,6 +34,10 @@ def _clock(epoch_secs: float) -> str:
     return f"{datetime.fromtimestamp(epoch_secs, timezone.utc):%H:%M:%S}"
 
 
+def _moment(epoch_secs: float) -> str:
+    return f"{datetime.fromtimestamp(epoch_secs, timezone.utc):%Y-%m-%d %H:%M:%S}"
+
+
 def _prose(text: str) -> Markup:
     """A sentence, escaped, with what stands between backticks as code."""
     parts = [Markup.escape(part) for part in text.split("`")]
@@ -52,7 +56,9 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters.update(compact=compact, percent=percent, duration=duration, clock=_clock, prose=_prose)
+    templates.filters.update(
+        compact=compact, percent=percent, duration=duration, clock=_clock, moment=_moment, prose=_prose
+    )
     templates.globals.update(version=versions)
     facts = PageFacts(nimbus, reader)
 
