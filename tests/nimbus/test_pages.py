@@ -162,6 +162,13 @@ def test_every_page_forbids_what_is_not_its_own(shop: Shop, path: str) -> None:
     }
 
 
+def test_what_tasks_report_is_a_table(shop: Shop) -> None:
+    def lags() -> list[list[str]]:
+        return [row for row in page(shop, "/topologies/shop?focus=clicks").rows if row[2:3] == ["lag"]]
+
+    eventually(lambda: [row[:2] for row in lags()] == [["clicks", "10"]], 30, "the lag of the spout")
+
+
 def test_what_happened_is_a_table_with_causes_and_runs(shop: Shop) -> None:
     path = paths.assignment(shop.rig.topology_id)
     raw = shop.cluster.state.get_data(path)

@@ -18,6 +18,7 @@ from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.model.security import Security
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.nimbus.requests.task_pages import read_state
+from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.stateful import KeyedState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -172,6 +173,10 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
     rig.start(*two)
     eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
     rig.set_status("INACTIVE")
+    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats")["tasks"]["2"]["metrics"]
+    (log,) = (rig.folder / "state" / "wc" / "count.state").glob("*/1.*.log")
+    assert 0 < reported["state_keys"] < 50 and reported["state_bytes"] == log.stat().st_size
+    assert reported["unsaved_secs"] == 0.0
 
     def read(component: str = "count", **asked: str) -> dict[str, Any]:
         topology = rig.cluster.load_view().topologies[rig.topology_id]

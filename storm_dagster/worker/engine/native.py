@@ -446,7 +446,7 @@ class NativeEngine:
                 timed=runner.stats.timed,
                 held_ms=int(runner.held_secs * 1000),
                 errors=runner.stats.errors,
-                metrics=runner.stats.metrics,
+                metrics={**(runner.state.figures() if runner.state else {}), **runner.stats.metrics},
             )
             for task, runner in self.runners.items()
         }

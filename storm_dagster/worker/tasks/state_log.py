@@ -222,6 +222,11 @@ class StateLog:
                 shutil.rmtree(self.folder / f"{number:06d}", ignore_errors=True)
                 self._path(number).unlink(missing_ok=True)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file: the values, and what replaced ones still take until it is compacted."""
+        return self._size
+
     def append(self, record: Checkpoint) -> None:
         """Write a checkpoint. When this returns it is durable, and its tuples may be acked.
 

@@ -394,6 +394,17 @@ class StateDriver:
         self.log.compact()
         self._saved_at = time.monotonic()
 
+    def figures(self) -> dict[str, Any]:
+        """Its metrics: keys and bytes of the state, how long something waits to be saved, and the watermark. Any thread."""
+        waits = bool(self.state.changed) or self.has_pending_acks()
+        found: dict[str, Any] = {
+            "state_keys": len(self.state),
+            "state_bytes": self.log.size,
+            "unsaved_secs": round(time.monotonic() - self._saved_at, 1) if waits else 0.0,
+        }
+        watermark = self.windows.windows.watermark if self.windows is not None else None
+        return found if watermark is None else {**found, "watermark_ms": watermark}
+
     def abandon(self) -> None:
         """Close without a checkpoint, and fail the tuples since the last one: the task crashed."""
         self._failed = True

@@ -147,6 +147,16 @@ class TopologyFlow:
         ]
         return sorted(rows, key=lambda row: (-(row["busy"] or 0.0), -(row["rate"] or 0.0), row["task"]))
 
+    def metrics(self, component: str) -> list[tuple[str, str, str, Any]]:
+        """(component, task, name, value) of what tasks report, of a component or of all of them (empty)."""
+        known: Mapping[str, Any] = self._stats.get("tasks", {})
+        return [
+            (name, str(task), metric, value)
+            for task, name in sorted(self._tasks.items(), key=lambda item: (item[1], item[0]))
+            if component in ("", name)
+            for metric, value in sorted((known.get(str(task), {}).get("metrics") or {}).items())
+        ]
+
     def workers(self, links: Links) -> list[dict[str, Any]]:
         """Workers with their process, CPU, memory and log."""
         rows: list[dict[str, Any]] = []
