@@ -8,6 +8,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from storm_dagster.model.records import Assignment, AssignmentChange, TaskBeats,
 from storm_dagster.model.signing import make_token
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 from storm_rigs.secured_nimbus import SecuredNimbus
 from storm_rigs.shop import MARKUP, RATE, Shop, open_shop
 
@@ -298,6 +299,35 @@ class _Silent:
     def remove(self) -> None:
         for path, _ in reversed(self.made):
             self.state.delete_node(path)
+
+
+def history(shop: Shop, nimbus: RunningNimbus) -> list[str]:
+    """Times of the first chart's table, newest first, as this nimbus shows them."""
+    found = Cells(nimbus.get("/topologies/shop").text)
+    times = [row[0] for row in found.rows if len(row) == 3 and re.fullmatch(r"\d\d:\d\d:\d\d", row[0])]
+    return times[: times.index(min(times)) + 1] if times else []
+
+
+@pytest.mark.long
+def test_another_leader_shows_the_same_history_and_another_topology_master_a_marked_gap(shop: Shop) -> None:
+    eventually(lambda: len(history(shop, shop.nimbus)) >= 3, 90, "a history")
+    second = shop.nimbuses.start("n2").await_serving()
+    before = history(shop, shop.nimbus)
+    assert shop.nimbus.stop() == 0
+    shop.nimbus = second.await_leading()
+    eventually(lambda: second.get("/topologies/shop").status_code == 200, 60, "the code of the topology")
+    after = history(shop, second)
+    assert set(before) <= set(after), "nothing that was shown is gone"
+    # The slot of the topology master.
+    slot = ("s1", shop.ports[0])
+    shop.rig.processes[slot].kill()
+    shop.rig.processes[slot].wait()
+    killed = f"{datetime.now(timezone.utc):%H:%M:%S}"
+    shop.rig.start(*slot)
+    eventually(lambda: (found := history(shop, second)) != [] and min(found) >= killed, 90, "a new history")
+    text = second.get("/topologies/shop").text
+    assert text.count('class="gap"') == 3 and "the topology master was not there" in text
+    eventually(lambda: shop.rig.running() and flowing(shop), 90, "everything runs again")
 
 
 def test_a_secured_cluster_asks_a_browser_for_a_token(zookeeper_server: str, tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class Shop:
     """What runs."""
 
     nimbus: RunningNimbus
+    """The one that leads."""
+    nimbuses: Nimbuses
     rig: WorkerRig
     cluster: StormClusterState
     ports: tuple[int, int]
@@ -124,7 +126,8 @@ def open_shop(
         "storm.zookeeper.session.timeout": 4000,
         "dagster.graphql.url": "http://127.0.0.1:1/graphql",
     }
-    nimbus = nimbuses(zk_conf).start().await_leading()
+    members = nimbuses(zk_conf)
+    nimbus = members.start().await_leading()
     cluster = StormClusterState.open(zk_conf)
     builder = TopologyBuilder("shop")
     builder.set_spout("clicks", "rig_code:Source", outputs=["item"])
@@ -174,7 +177,7 @@ def open_shop(
         for used in ports:
             rig.start("s1", used)
         eventually(rig.running, timeout=60, what="the workers")
-        yield Shop(nimbus, rig, cluster, ports)
+        yield Shop(nimbus, members, rig, cluster, ports)
     finally:
         rig.stop()
         service.stop()
