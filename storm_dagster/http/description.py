@@ -1,157 +1,171 @@
-"""Routes that describe themselves: each declares once its endpoint and its entry in ``/openapi.json``."""
+"""HTTP services by their descriptions: endpoints and ``/openapi.json`` are made of the file ``routes.yaml`` of a package.
+
+``routes`` has, by tag, a row for each method and path: ``call`` names the handler, ``asks`` the parameters of query and
+headers, ``body`` its type, each status the type of its document (empty: no body), and ``errors`` the statuses of errors
+besides 400 and 401, which can come from every route. Types other than of JSON are by media type. A parameter has its
+``name`` (default: its key), type (``is``, default ``str``) and place (``in``, default ``query``). ``documents`` have
+``fields`` with their types, or ``keys`` whose type is the one in ``keys`` of the file; those in ``optional`` may be absent.
+``extra: forbid`` closes a document and those in it; ``ignore`` is for one in it that may gain keys; other documents may.
+Types are those of :class:`~storm_dagster.http.schemas.Types`.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any
 
+import yaml
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from storm_dagster.http.responses import Endpoint
-from storm_dagster.http.schemas import ErrorDocument, Schemas, StormErrorDocument
+from storm_dagster.http.query import query_text
+from storm_dagster.http.responses import Endpoint, bounded_json, run_read
+from storm_dagster.http.schemas import Schemas, Types
+from storm_dagster.model.errors import StormDagsterError
 
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
-_REASONS = {
-    200: "done",
-    201: "made",
-    202: "accepted: a run does it",
-    204: "done",
-    206: "part of it",
-    304: "not changed",
-    400: "the request is wrong",
-    401: "credentials are missing or wrong",
-    403: "not allowed",
-    404: "it does not exist",
-    409: "not in this state, or not from this epoch",
-    413: "too large",
-    416: "the range lies outside",
-    500: "a record is damaged: it is quarantined, nothing is guessed",
-    503: "not now: no leader, or ZooKeeper or Dagster out of reach",
-}
+
+Reader = Callable[[str | None], Any]
+"""Makes an argument of the text of a query parameter, ``None`` when that is absent."""
 
 
-def path_names(path: str) -> list[str]:
-    """Names of the parameters in a route's path, in their order."""
-    return re.findall(r"\{(\w+)", path)
+@functools.cache
+def _read_table(package: str) -> Mapping[str, Any]:
+    text = resources.files(package).joinpath("routes.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
 
 
-class Media(dict[str, Any]):
-    """Types by media type, for an answer that is not JSON alone."""
+class HttpApi:
+    """The routes of one service, and their description in OpenAPI 3.1."""
 
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of a path, query or header."""
-
-    name: str
-    kind: Any
-    """Type of its value."""
-    text: str = ""
-    where: Literal["path", "query", "header"] = "query"
-    required: bool = False
-
-
-@dataclass(frozen=True)
-class HttpOperation:
-    """One method of one path.
-
-    ``answers`` maps a status to the type of its document, to ``None`` for an answer without a body, or to
-    :class:`Media`. Errors (``errors``) carry the error document; 400, and 401 where the service asks for
-    credentials, can come from every route.
-    """
-
-    method: Literal["GET", "POST", "PUT", "DELETE"]
-    path: str
-    endpoint: Endpoint
-    summary: str
-    tag: str
-    parameters: tuple[Parameter, ...] = ()
-    body: tuple[str, Any] | None = None
-    """(media type, type)."""
-    body_required: bool = False
-    answers: Mapping[int, Any] = field(default_factory=dict)
-    errors: tuple[int, ...] = ()
-    storm: bool = False
-    """Whether errors have the form of Storm's UI."""
-
-    @property
-    def template(self) -> str:
-        """The path as OpenAPI writes it."""
-        return _CONVERTOR.sub(r"{\1}", self.path)
-
-    def describe(self, schemas: Schemas) -> dict[str, Any]:
-        """The operation object."""
-        responses: dict[str, Any] = {}
-        for status, answer in self.answers.items():
-            media = answer if isinstance(answer, Media) else Media({"application/json": answer})
-            content = {name: {"schema": schemas.of(kind)} for name, kind in media.items() if kind is not None}
-            responses[str(status)] = {
-                "description": _REASONS.get(status, "done"),
-                **({"content": content} if content else {}),
-            }
-        error = schemas.of(StormErrorDocument | ErrorDocument if self.storm else ErrorDocument)
-        for status in sorted({400, 401, *self.errors}):
-            responses[str(status)] = {
-                "description": _REASONS[status],
-                "content": {"application/json": {"schema": error}},
-            }
-        described: dict[str, Any] = {
-            "summary": self.summary,
-            "operationId": re.sub(r"\W+", "_", f"{self.method.lower()}{self.template}").strip("_"),
-            "tags": [self.tag],
-            "responses": responses,
+    def __init__(self, title: str, version: str) -> None:
+        self._routes: list[Route] = []
+        self._types, self._schemas = Types(), Schemas()
+        self.document: dict[str, Any] = {
+            "openapi": "3.1.0",
+            "info": {"title": title, "version": version},
+            "paths": {},
+            "components": {
+                "schemas": self._schemas.components,
+                "securitySchemes": {"secret": {"type": "http", "scheme": "bearer"}},
+            },
+            # The secret is asked for only where the cluster has one.
+            "security": [{}, {"secret": []}],
         }
-        if self.parameters:
+        """What ``/openapi.json`` answers."""
+        self._types.add(_read_table("storm_dagster.http"), {})
+
+    def routes(self) -> list[Route]:
+        """Everything that was added, and ``/openapi.json``."""
+
+        async def openapi(request: Request) -> Response:
+            return JSONResponse(self.document)
+
+        self.add("storm_dagster.http", {"openapi": openapi})
+        return self._routes
+
+    def add(
+        self,
+        package: str,
+        handlers: Mapping[str, Any],
+        types: Mapping[str, Any] | None = None,
+        readers: Mapping[str, Reader] | None = None,
+    ) -> None:
+        """Add the routes of a package.
+
+        A handler (``call`` names it, or its object and method) is an endpoint, if it is ``async``; or takes ``request``; or
+        takes what stands in the path, in its order, the JSON body, if the row has one, and parameters of the query by
+        their names. It returns a document or a response, in a thread. ``types`` are those that the file does not describe.
+        """
+        table = _read_table(package)
+        self._types.add(table, types or {})
+        for tag, rows in table["routes"].items():
+            for place, row in rows.items():
+                method, path = place.split()
+                first, _, rest = row["call"].partition(".")
+                call = getattr(handlers[first], rest) if rest else handlers[first]
+                parameters = {key: table["parameters"][key] for key in re.findall(r"\{(\w+)", path)}
+                parameters |= {key: table["parameters"][key] for key in row.get("asks", "").split()}
+                storm = bool(table.get("storm"))
+                endpoint = _endpoint(call, method, row, parameters, readers or {}, storm)
+                self._routes.append(Route(path, endpoint, methods=[method]))
+                described = {"tags": [tag], **self._describe(row, parameters, storm)}
+                template = _CONVERTOR.sub(r"{\1}", path)
+                described["operationId"] = re.sub(r"\W+", "_", f"{method.lower()}{template}").strip("_")
+                self.document["paths"].setdefault(template, {})[method.lower()] = described
+
+    def _describe(self, row: Mapping[Any, Any], parameters: Mapping[str, Any], storm: bool) -> dict[str, Any]:
+        """The operation object; ``storm``: errors have the form of Storm's UI."""
+        reasons, error = _read_table("storm_dagster.http")["reasons"], self._types.of("ErrorDocument")
+        errors = {
+            "application/json": {
+                "schema": self._schemas.of(self._types.of("StormErrorDocument") | error if storm else error)
+            }
+        }
+        responses: dict[str, Any] = {}
+        for status in (key for key in row if isinstance(key, int)):
+            content = self._content(row[status])
+            responses[str(status)] = {"description": reasons[status], **({"content": content} if content else {})}
+        for status in sorted({400, 401, *row.get("errors", ())}):
+            responses[str(status)] = {"description": reasons[status], "content": errors}
+        described: dict[str, Any] = {"summary": row["summary"], "responses": responses}
+        if parameters:
             described["parameters"] = [
                 {
-                    "name": one.name,
-                    "in": one.where,
-                    "required": one.required or one.where == "path",
-                    "schema": schemas.of(one.kind),
-                    **({"description": one.text} if one.text else {}),
+                    "name": one.get("name", key),
+                    "in": one.get("in", "query"),
+                    "required": one.get("required", one.get("in") == "path"),
+                    "schema": self._schemas.of(self._types.of(one.get("is", "str"))),
+                    **({"description": one["text"]} if "text" in one else {}),
                 }
-                for one in self.parameters
+                for key, one in parameters.items()
             ]
-        if self.body is not None:
-            media, kind = self.body
-            described["requestBody"] = {
-                "required": self.body_required,
-                "content": {media: {"schema": schemas.of(kind)}},
-            }
+        if "body" in row:
+            described["requestBody"] = {"required": row.get("required", False), "content": self._content(row["body"])}
         return described
 
-
-def document_of(title: str, version: str, operations: Iterable[HttpOperation]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a service."""
-    table: dict[str, Any] = {}
-    schemas = Schemas()
-    for operation in operations:
-        table.setdefault(operation.template, {})[operation.method.lower()] = operation.describe(schemas)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": title, "version": version},
-        "paths": table,
-        "components": {
-            "schemas": schemas.components,
-            "securitySchemes": {"secret": {"type": "http", "scheme": "bearer"}},
-        },
-        # The secret is asked for only where the cluster has one.
-        "security": [{}, {"secret": []}],
-    }
+    def _content(self, kind: Any) -> dict[str, Any]:
+        media = kind if isinstance(kind, dict) else {"application/json": kind} if kind else {}
+        return {name: {"schema": self._schemas.of(self._types.of(each))} for name, each in media.items()}
 
 
-def build_routes(title: str, version: str, operations: list[HttpOperation]) -> list[Route]:
-    """Starlette's routes of the operations, and ``/openapi.json`` that describes them."""
+def _endpoint(
+    call: Callable[..., Any],
+    method: str,
+    row: Mapping[Any, Any],
+    parameters: Mapping[str, Any],
+    readers: Mapping[str, Reader],
+    storm: bool,
+) -> Endpoint:
+    if inspect.iscoroutinefunction(call):
+        return call
+    whole = "request" in inspect.signature(call).parameters
+    status = next(key for key in row if isinstance(key, int))
+    asked = [one.get("name", key) for key, one in parameters.items() if one.get("in", "query") == "query"]
+    run = run_read if method == "GET" else run_in_threadpool
 
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(document)
+    def work(request: Request, *document: Any) -> Any:
+        if whole:
+            return call(request)
+        texts = {name: query_text(request, name) for name in asked}
+        given = {name: readers[name](text) if name in readers else text for name, text in texts.items()}
+        return call(*request.path_params.values(), *document, **given)
 
-    described = HttpOperation(
-        "GET", "/openapi.json", openapi, "This description", "service", answers={200: dict[str, Any]}
-    )
-    document = document_of(title, version, [*operations, described])
-    return [Route(one.path, one.endpoint, methods=[one.method]) for one in (*operations, described)]
+    async def endpoint(request: Request) -> Response:
+        try:
+            document = None if method == "GET" else await bounded_json(request)
+            answer = await run(work, request, *((document,) if "body" in row else ()))
+        except StormDagsterError as error:
+            if not storm:
+                raise
+            answer = {"error": type(error).__name__, "errorMessage": error.message}
+            return JSONResponse(answer, status_code=error.http_status)
+        return answer if isinstance(answer, Response) else JSONResponse(answer, status_code=status)
+
+    return endpoint

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -102,22 +101,3 @@ async def run_read(function: Callable[..., _T], *args: Any) -> _T:
         limiter = CapacityLimiter(_MOST_READS)
         _reads.set(limiter)
     return await to_thread.run_sync(function, *args, limiter=limiter)
-
-
-def get(answer: Callable[[Request], Any], status: int = 200) -> Endpoint:
-    """An endpoint from a blocking function that returns a JSON document; it runs in a thread of :func:`run_read`."""
-
-    async def endpoint(request: Request) -> Response:
-        return JSONResponse(await run_read(answer, request), status_code=status)
-
-    return endpoint
-
-
-def post(answer: Callable[[Request, dict[str, Any]], Any], status: int = 200) -> Endpoint:
-    """As :func:`get`, for a request with a JSON body."""
-
-    async def endpoint(request: Request) -> Response:
-        document = await bounded_json(request)
-        return JSONResponse(await run_in_threadpool(answer, request, document), status_code=status)
-
-    return endpoint

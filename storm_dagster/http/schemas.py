@@ -1,80 +1,67 @@
-"""Types of documents on the wire: typed dictionaries from which pydantic makes the schemas of ``/openapi.json``."""
+"""Types of documents on the wire, by the names that ``routes.yaml`` files give them, and their JSON schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, with_config
-from typing_extensions import TypedDict
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
-closed = with_config(ConfigDict(extra="forbid"))
-"""Decorator of a document that has exactly the keys of its class, and so have those in it; others may gain keys."""
-extensible = with_config(ConfigDict(extra="ignore"))
-"""Decorator of a document that may gain keys inside one that may not."""
-
-Natural = Annotated[int, Field(ge=0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-UploadHandle = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-
-
-def choice(*values: str) -> Any:
-    """Make the type whose values are these words."""
-    return Literal[values]  # type: ignore[valid-type]
+_PLAIN: Mapping[str, Any] = {
+    "any": Any,
+    "str": str,
+    "bytes": bytes,
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "natural": Annotated[int, Field(ge=0)],
+    "port": Annotated[int, Field(ge=0, le=65535)],
+}
 
 
-@closed
-class ErrorBody(TypedDict):
-    """Type and message of an error."""
+class Types:
+    """The types of a service: ``str``, ``maybe T`` (or null), ``list T``, ``map T`` (by strings), a list of words, and those
+    that are added."""
 
-    type: str
-    message: str
+    def __init__(self) -> None:
+        self._known = dict(_PLAIN)
+
+    def of(self, name: Any) -> Any:
+        """The type of that name; ``KeyError`` when there is none."""
+        if isinstance(name, list):
+            return Literal[tuple(name)]
+        outer, _, inner = name.partition(" ")
+        if outer == "maybe":
+            return self.of(inner) | None
+        if outer == "list":
+            return list[self.of(inner)]
+        if outer == "map":
+            return dict[str, self.of(inner)]
+        return self._known[name]
+
+    def add(self, table: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Add the ``types`` (words or a pattern) and ``documents`` of a file, and ``given`` ones, which they may refer to."""
+        self._known |= given
+        for name, rule in table.get("types", {}).items():
+            self._known[name] = Annotated[str, Field(pattern=rule)] if isinstance(rule, str) else self.of(rule)
+        usual = {key: name for name, keys in table.get("keys", {}).items() for key in _words(keys)}
+        for name, row in table.get("documents", {}).items():
+            fields = {key: usual[key] for key in _words(row.get("keys", ""))} | row.get("fields", {})
+            self._known[name] = self._document(name, fields, {"extra": table.get("extra"), **row})
+
+    def _document(self, name: str, fields: Mapping[str, Any], row: Mapping[str, Any]) -> type[BaseModel]:
+        absent = _words(row.get("optional", ""))
+        # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their alias.
+        members: dict[str, Any] = {
+            f"field_{number}": (self.of(kind), Field(None if key in absent else ..., alias=key))
+            for number, (key, kind) in enumerate(fields.items())
+        }
+        config = ConfigDict(extra=row["extra"]) if row["extra"] else ConfigDict()
+        return create_model(name, __config__=config, __doc__=row.get("doc"), **members)
 
 
-@closed
-class ErrorDocument(TypedDict):
-    """The error document of every route of our own."""
-
-    error: ErrorBody
-
-
-@closed
-class StormErrorDocument(TypedDict):
-    """The error document of Storm's UI."""
-
-    error: str
-    errorMessage: str
-
-
-def types_of(keys: Mapping[Any, str]) -> dict[str, Any]:
-    """Key -> type, of a map from types to their keys, separated by spaces."""
-    return {key: kind for kind, names in keys.items() for key in names.split()}
-
-
-def document(
-    name: str,
-    keys: str,
-    types: Mapping[str, Any],
-    others: Mapping[str, Any],
-    *,
-    optional: str = "",
-    doc: str | None = None,
-    extra: Literal["forbid", "ignore"] | None = "forbid",
-) -> type[BaseModel]:
-    """A model of a document with ``keys``, whose types are in ``types``, and ``others`` with types of their own.
-
-    Keys of ``optional`` may be absent. ``extra``: ``"forbid"`` for a document that has no other keys, nor have those in
-    it; ``"ignore"`` for one in it that may gain keys.
-    """
-    absent = set(optional.split())
-    # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their alias.
-    members: dict[str, Any] = {
-        f"field_{number}": (kind, Field(None if key in absent else ..., alias=key))
-        for number, (key, kind) in enumerate({**{key: types[key] for key in keys.split()}, **others}.items())
-    }
-    config = ConfigDict(extra=extra) if extra else ConfigDict()
-    return create_model(name, __config__=config, __doc__=doc, **members)
+def _words(keys: str | list[Any]) -> list[str]:
+    return keys.split() if isinstance(keys, str) else [word for part in keys for word in _words(part)]
 
 
 class Schemas:

@@ -6,22 +6,19 @@ import logging
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
-from typing_extensions import TypedDict
 
 import storm_dagster
 from storm_dagster.http.announced import AnnouncedName
 from storm_dagster.http.authentication import Authentication
-from storm_dagster.http.description import HttpOperation, Parameter, build_routes
+from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.logs.stacks import stacks_text
-from storm_dagster.http.responses import EXCEPTION_HANDLERS, get, post
-from storm_dagster.http.schemas import Port, closed
+from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import HttpService
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
@@ -35,33 +32,6 @@ from storm_dagster.supervisor.slots import LiveWorker
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0
-
-
-@closed
-class SupervisorHealth(TypedDict):
-    """Answer of a supervisor that serves."""
-
-    status: Literal["ok"]
-    id: str
-    version: str
-
-
-@closed
-class SupervisorWorker(TypedDict):
-    """A worker process of this supervisor."""
-
-    port: int
-    topology_id: str
-    worker_id: str
-    pid: int
-    status: str
-
-
-@closed
-class SupervisorWorkers(TypedDict):
-    """Workers of this supervisor."""
-
-    workers: list[SupervisorWorker]
 
 
 class LogService:
@@ -111,37 +81,15 @@ class LogService:
             conf=lambda: public_conf(conf.values),
             idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
         )
-        port = Parameter("port", Port, "Port of the worker", where="path")
-        operations = [
-            *logs.operations(),
-            HttpOperation(
-                "GET",
-                "/healthz",
-                get(lambda _: {"status": "ok", "id": self._id, "version": storm_dagster.__version__}),
-                "Whether this supervisor serves",
-                "supervisor",
-                answers={200: SupervisorHealth},
-            ),
-            HttpOperation(
-                "GET",
-                "/v1/workers",
-                get(lambda _: {"workers": self._rows()}),
-                "Workers that run on this supervisor",
-                "supervisor",
-                answers={200: SupervisorWorkers},
-            ),
-            HttpOperation(
-                "POST",
-                "/v1/workers/{port}/restart",
-                post(lambda request, _: self._restart(request), 202),
-                "End a worker in good order; its slot starts it again at once",
-                "supervisor",
-                parameters=(port,),
-                answers={202: SupervisorWorker},
-                errors=(404,),
-            ),
-        ]
-        routes = build_routes("storm_dagster supervisor", storm_dagster.__version__, operations)
+        api = HttpApi("storm_dagster supervisor", storm_dagster.__version__)
+        logs.add_to(api)
+        handlers = {
+            "health": lambda: {"status": "ok", "id": self._id, "version": storm_dagster.__version__},
+            "workers": lambda: {"workers": self._rows()},
+            "restart": self._restart,
+        }
+        api.add("storm_dagster.supervisor", handlers)
+        routes = api.routes()
         app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
         app.router.redirect_slashes = False
         guarded = Authentication(app, self._security, conf.values, lambda name: None)
@@ -156,8 +104,7 @@ class LogService:
             raise KeyNotFound(f"no worker runs on port {port} of supervisor {self._id}: see /v1/workers")
         return found
 
-    def _restart(self, request: Request) -> dict[str, Any]:
-        text = request.path_params["port"]
+    def _restart(self, text: str) -> dict[str, Any]:
         if not text.isascii() or not text.isdecimal() or len(text) > 5:
             raise InvalidRequest(f"a port is a number, got {text!r:.40}")
         live = self._at(int(text))[-1]

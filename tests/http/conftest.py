@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from storm_dagster.http.description import build_routes
+from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
@@ -28,7 +28,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         conf=lambda: {"storm.secret": "*****", "storm.zookeeper.port": 2181},
         idle_secs=2,
     )
-    table = build_routes("logs", "1", routes.operations())
+    api = HttpApi("logs", "1")
+    routes.add_to(api)
+    table = api.routes()
     app = Starlette(routes=table, exception_handlers=EXCEPTION_HANDLERS)
     listener = listen("127.0.0.1", 0, "test")
     port = listener.getsockname()[1]

@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any, cast
 
 from starlette.applications import Starlette
-from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from storm_dagster.nimbus.http.topology_routes import topology_operations
+from storm_dagster.http.description import HttpApi
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.nimbus.http.topology_routes import add_routes
+from storm_rigs.public_names import Handle
 
 PATH = "/v1/topologies/wc/dead-letters"
 
 
-class Reader:
+class Reader(Handle):
     asked: list[tuple[Any, ...]]
 
     def __init__(self) -> None:
-        self.asked = []
+        super().__init__(asked=[])
 
     def dead_letters(self, name: str, replay: bool = False, **asked: str | None) -> dict[str, Any]:
         self.asked.append((name, replay, asked))
@@ -25,9 +27,11 @@ class Reader:
 
 
 def test_a_page_is_read_and_emitted_again() -> None:
-    reader, other = Reader(), cast(Any, type("Other", (), {"exposition": None})())
-    operations = topology_operations(other, cast(Any, reader), other, other)
-    client = TestClient(Starlette(routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in operations]))
+    reader, api = Reader(), HttpApi("nimbus", "1")
+    add_routes(
+        api, cast(Any, Handle(conf=load_cluster_conf())), cast(Any, reader), cast(Any, Handle()), cast(Any, Handle())
+    )
+    client = TestClient(Starlette(routes=api.routes()))
     assert client.get(PATH, params={"component": "lines", "limit": "7"}).json()["letters"] == []
     assert client.post(f"{PATH}/replay", params={"after": "7:2"}).status_code == 200
     assert client.get(f"{PATH}/replay").status_code in (404, 405)
@@ -35,5 +39,5 @@ def test_a_page_is_read_and_emitted_again() -> None:
         ("wc", False, {"component": "lines", "limit": "7", "after": None}),
         ("wc", True, {"component": None, "limit": None, "after": "7:2"}),
     ]
-    (described,) = [one for one in operations if one.path.endswith("/replay")]
-    assert [one.name for one in described.parameters] == ["name", "component", "limit", "after"]
+    described = api.document["paths"]["/v1/topologies/{name}/dead-letters/replay"]["post"]["parameters"]
+    assert [one["name"] for one in described] == ["name", "component", "limit", "after"]

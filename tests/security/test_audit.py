@@ -17,7 +17,7 @@ from storm_dagster.http.authentication import Authentication, may_do_all
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.security import Security
 from storm_dagster.model.signing import make_token
-from storm_dagster.nimbus.http.blob_routes import _BlobEndpoints
+from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
 from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.dispatch import Dispatcher
 from storm_dagster.nimbus.thrift.idl import load_idl
@@ -90,7 +90,7 @@ async def test_a_limited_caller_copies_no_archive_by_its_hash() -> None:
     copied: list[str] = []
     blobs = SimpleNamespace(put_content=lambda key, sha256, terms: copied.append(key) or ("meta", 1))
     conf: Any = SimpleNamespace(values={"nimbus.admins": ["ann"]})
-    endpoints = _BlobEndpoints.__new__(_BlobEndpoints)
+    endpoints = BlobEndpoints.__new__(BlobEndpoints)
     endpoints._nimbus = SimpleNamespace(blobs=blobs, conf=conf)  # type: ignore[assignment]
 
     async def put(name: str | None) -> None:

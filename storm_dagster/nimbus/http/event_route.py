@@ -10,11 +10,8 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from typing_extensions import TypedDict
 
-from storm_dagster.http.description import HttpOperation, Parameter
-from storm_dagster.http.responses import bounded_json
-from storm_dagster.http.schemas import closed
+from storm_dagster.http.responses import Endpoint, bounded_json
 from storm_dagster.model.dagster_events import decode_event
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
 from storm_dagster.nimbus.member import Nimbus
@@ -27,24 +24,8 @@ _BATCH_SECS = 10.0
 """After which the rest of a batch is left for the next; a worker waits longer than that and one slow event."""
 
 
-@closed
-class EventBatch(TypedDict):
-    """Events of one worker, as :mod:`storm_dagster.model.dagster_events` encodes them."""
-
-    events: list[dict[str, Any]]
-
-
-@closed
-class EventResult(TypedDict):
-    """Ids of stored events, refused ones with the reason, and why no more were stored."""
-
-    stored: list[str]
-    refused: dict[str, str]
-    trouble: str | None
-
-
-def event_operation(nimbus: Nimbus) -> HttpOperation:
-    """The route."""
+def event_endpoint(nimbus: Nimbus) -> Endpoint:
+    """The endpoint."""
     turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def known(request: Request) -> str:
@@ -77,18 +58,7 @@ def event_operation(nimbus: Nimbus) -> HttpOperation:
         document = await bounded_json(request)
         return JSONResponse(await run_in_threadpool(report, topology_id, document))
 
-    return HttpOperation(
-        "POST",
-        "/v1/topologies/{name}/events",
-        endpoint,
-        "Report events of assets to Dagster (for workers)",
-        "topologies",
-        parameters=(Parameter("name", str, "Topology name, or id", where="path"),),
-        body=("application/json", EventBatch),
-        body_required=True,
-        answers={200: EventResult},
-        errors=(401, 404, 500, 503),
-    )
+    return endpoint
 
 
 def _store(nimbus: Nimbus, topology_id: str, given: list[Any]) -> dict[str, Any]:

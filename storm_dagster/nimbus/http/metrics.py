@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.responses import Response
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.latency import prometheus_buckets
@@ -55,8 +56,6 @@ _LATENCIES = (
 class Metrics:
     """The metrics of one nimbus, in a registry of its own."""
 
-    media_type = CONTENT_TYPE_LATEST
-
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._registry = CollectorRegistry()
         self.requests = Counter(
@@ -75,9 +74,9 @@ class Metrics:
         self.requests.labels(method, route, str(status)).inc()
         self.seconds.labels(method, route).observe(seconds)
 
-    def exposition(self) -> bytes:
+    def response(self) -> Response:
         """The text that Prometheus reads."""
-        return generate_latest(self._registry)
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class _ClusterMetrics(Collector):

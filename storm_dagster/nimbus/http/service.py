@@ -6,18 +6,16 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from storm_dagster.http.authentication import Authentication
-from storm_dagster.http.description import build_routes
+from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.model.masking import public_conf
 from storm_dagster.model.security import Security
-from storm_dagster.nimbus.http.blob_routes import blob_operations
-from storm_dagster.nimbus.http.event_route import event_operation
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
-from storm_dagster.nimbus.http.storm.routes import storm_operations
-from storm_dagster.nimbus.http.topology_routes import topology_operations
+from storm_dagster.nimbus.http.storm.routes import add_storm_routes
+from storm_dagster.nimbus.http.topology_routes import add_routes
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
@@ -34,19 +32,11 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
         conf=lambda: public_conf(conf.values),
         idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
     )
-    routes = build_routes(
-        "storm_dagster nimbus",
-        nimbus.identity.version,
-        [
-            *blob_operations(nimbus),
-            # Before the verbs of topologies, of which `events` is none.
-            event_operation(nimbus),
-            *topology_operations(nimbus, reader, submissions, metrics),
-            *logs.operations(),
-            *storm_operations(nimbus, reader),
-        ],
-    )
-    routes += page_routes(nimbus, reader)
+    api = HttpApi("storm_dagster nimbus", nimbus.identity.version)
+    add_routes(api, nimbus, reader, submissions, metrics)
+    logs.add_to(api)
+    add_storm_routes(api, nimbus, reader)
+    routes = [*api.routes(), *page_routes(nimbus, reader)]
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
     guarded = Authentication(app, Security.of(nimbus.conf), nimbus.conf.values, reader.conf)

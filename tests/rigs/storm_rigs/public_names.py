@@ -277,10 +277,22 @@ def _conf() -> Any:
     return load_cluster_conf(overrides={"supervisor.http.port": 0})
 
 
+class Handle(types.SimpleNamespace):
+    """Has whatever it is asked for, which may be called and gives ``None``."""
+
+    def __getattr__(self, name: str) -> Handle:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Handle()
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        return None
+
+
 def _handles() -> tuple[Any, Any]:
     """A nimbus and a reader that describe themselves and read an empty cluster; routes are never called on them."""
     reads = types.SimpleNamespace(metrics=types.SimpleNamespace(memory=0, disk=0, zookeeper=0, invalidated=0))
-    nimbus = types.SimpleNamespace(
+    nimbus = Handle(
         conf=_conf(),
         identity=types.SimpleNamespace(host="localhost", version="0"),
         logs=Path(tempfile.gettempdir()),
@@ -291,7 +303,7 @@ def _handles() -> tuple[Any, Any]:
         reads=reads,
     )
     view = types.SimpleNamespace(epoch=1, topologies={}, supervisors={}, used_ports=lambda: {})
-    reader = types.SimpleNamespace(
+    reader = Handle(
         conf=lambda name: None,
         health=lambda: {"leader": True, "uptime_secs": 1, "missing": 0},
         view=lambda: view,
@@ -303,7 +315,7 @@ def _handles() -> tuple[Any, Any]:
 def _nimbus_app() -> Any:
     from storm_dagster.nimbus.http.service import build_app
 
-    return build_app(*_handles(), submissions=None)  # type: ignore[arg-type]
+    return build_app(*_handles(), submissions=Handle())  # type: ignore[arg-type]
 
 
 def _supervisor_app() -> Any:

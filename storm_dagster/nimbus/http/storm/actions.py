@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
+from pydantic import AfterValidator, BaseModel, Field
+
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.verbs import check_request
+from storm_dagster.model.verbs import RequestModel, check_request
 from storm_dagster.nimbus.http.storm.formats import Links
-from storm_dagster.nimbus.http.storm.schemas import LogLevelsRequest, RebalanceOptions, StormRebalance
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
@@ -23,6 +24,38 @@ _WAIT = re.compile(r"[0-9]{1,9}")
 _SLOT = re.compile(r"(?P<host>[A-Za-z0-9._:\[\]-]{1,255}):(?P<port>[0-9]{1,5})")
 
 
+_Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$"), AfterValidator(int)] | None
+
+
+class RebalanceOptions(RequestModel):
+    """Options of a rebalance."""
+
+    numWorkers: _Number = None
+    executors: dict[str, _Number] | None = None
+
+
+class StormRebalance(RequestModel):
+    """Body of a rebalance, as Storm's UI sends it."""
+
+    rebalanceOptions: RebalanceOptions | None = None
+    callback: Any = None
+
+
+class LoggerLevel(RequestModel):
+    """Level of a logger, for ``timeout`` seconds; without a target level the logger has that of the conf again."""
+
+    target_level: Any = None
+    reset_level: Any = None
+    timeout: int | None = None
+    timeout_epoch: Any = None
+
+
+class LogLevelsRequest(BaseModel):
+    """Body of a change of log levels, as Storm's UI sends it."""
+
+    namedLoggerLevels: dict[str, LoggerLevel]
+
+
 class TopologyActions:
     """Changes like all others: as a Dagster run, or by the leader itself in an emergency."""
 
@@ -31,21 +64,29 @@ class TopologyActions:
         self._lifecycle = lifecycle
         self._reader = reader
 
-    def act(self, name: str, verb: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _act(self, name: str, verb: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """``POST /topology/:id/VERB``."""
         answer = self._lifecycle.act(name, verb, document or {})
         self._reader.forget()
         return {"topologyOperation": verb, "topologyId": answer["id"], "status": "success"}
 
+    def activate(self, name: str) -> dict[str, Any]:
+        """``POST /topology/:id/activate``."""
+        return self._act(name, "activate")
+
+    def deactivate(self, name: str) -> dict[str, Any]:
+        """``POST /topology/:id/deactivate``."""
+        return self._act(name, "deactivate")
+
     def kill(self, name: str, wait: str) -> dict[str, Any]:
         """``POST /topology/:id/kill/:wait``; the wait is in seconds."""
-        return self.act(name, "kill", {"wait_secs": _secs(wait)})
+        return self._act(name, "kill", {"wait_secs": _secs(wait)})
 
     def rebalance(self, name: str, wait: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers", "executors"}}``."""
         options = check_request(StormRebalance, document, "a rebalance").rebalanceOptions or RebalanceOptions()
         change = {"wait_secs": _secs(wait), "workers": options.numWorkers, "executors": options.executors}
-        return self.act(name, "rebalance", change)
+        return self._act(name, "rebalance", change)
 
     def debug(self, name: str, *_: str) -> dict[str, Any]:
         """Storm's sampling of tuples into an event log: not supported; the response names the alternative."""

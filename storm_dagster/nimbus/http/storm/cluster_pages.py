@@ -75,19 +75,19 @@ class ClusterPages:
             "schedulerDisplayResource": _displays(found),
         }
 
-    def supervisor(self, supervisor_id: str | None, host: str | None, sys: bool) -> dict[str, Any]:
+    def supervisor(self, id: str | None, host: str | None, sys: bool) -> dict[str, Any]:
         """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is none."""
-        if supervisor_id is None and host is None:
+        if id is None and host is None:
             raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
         view = self._reader.view()
         links = Links.of(view)
         found = [
             one
             for one in supervisors_of(view, now_secs=int(time.time()), workers=True)
-            if (one.id == supervisor_id if supervisor_id is not None else one.info.host == host)
+            if (one.id == id if id is not None else one.info.host == host)
         ]
         if not found:
-            raise KeyNotFound(f"no supervisor {(supervisor_id or host)!r:.80} is alive: see /api/v1/supervisor/summary")
+            raise KeyNotFound(f"no supervisor {(id or host)!r:.80} is alive: see /api/v1/supervisor/summary")
         return {
             "supervisors": [_supervisor_row(one, links) for one in found],
             "workers": [worker_row(worker, links) for one in found for worker in one.workers],

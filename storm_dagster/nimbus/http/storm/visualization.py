@@ -54,8 +54,9 @@ def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> d
     return graph
 
 
-def visualization_table(graph: dict[str, Any]) -> dict[str, Any]:
+def visualization_table(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
     """Every stream once, in rows of four: what a page offers to switch on and off."""
+    graph = visualization(reader, name, window, sys)
     streams = sorted({one[":stream"] for part in graph.values() for one in part[":inputs"]})
     boxes = [
         {":stream": stream, ":sani-stream": _sane(stream), ":checked": not is_system_name(stream)} for stream in streams
