@@ -12,7 +12,6 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.dagster.client import location_problem
-from storm_dagster.nimbus.dagster.queries import LOCATIONS
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.operations.read.exposures import HealthResult
 
@@ -40,7 +39,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         if trouble is not None:
             yield "broken", f"Dagster's storage does not respond: {trouble}", STORAGE_REMEDY
             return
-        seen = transport.graphql(LOCATIONS, {}, "workspaceOrError")
+        seen = transport.graphql("Locations", {})
     except StormDagsterError as error:
         yield "broken", error.message, "fix what it names"
         return

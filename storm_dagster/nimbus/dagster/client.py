@@ -19,7 +19,6 @@ from storm_dagster.model.dagster_errors import storage_problem
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
-from storm_dagster.nimbus.dagster import queries
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 
 _log = logging.getLogger(__name__)
@@ -89,16 +88,14 @@ class DagsterClient:
     def add_partition(self, key: str) -> None:
         """Register the partition key ``key``; it may be registered already."""
         variables = {"selector": self._selector, "definition": self.names.partitions, "key": key}
-        result = self._transport.graphql(queries.ADD_PARTITION, variables, "addDynamicPartition")
-        if result["__typename"] not in ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"):
-            raise self._refusal_at_location(f"registering partition {key!r}", result)
+        expected = ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError")
+        self._ask_location("AddPartition", variables, f"registering partition {key!r}", *expected)
 
     def drop_partition(self, key: str) -> None:
         """Remove the partition key ``key``; its history stays. It may be gone already."""
         variables = {"selector": self._selector, "definition": self.names.partitions, "keys": [key]}
-        result = self._transport.graphql(queries.DROP_PARTITION, variables, "deleteDynamicPartitions")
-        if result["__typename"] != "DeleteDynamicPartitionsSuccess":
-            raise self._refusal_at_location(f"dropping partition {key!r}", result)
+        doing = f"dropping partition {key!r}"
+        self._ask_location("DropPartition", variables, doing, "DeleteDynamicPartitionsSuccess")
 
     def launch(self, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str], *, patient: bool = False) -> str:
         """Launch a run of ``job`` and return its id.
@@ -113,11 +110,9 @@ class DagsterClient:
         }
         if patient:
             self._transport.require_life()
-        result = self._transport.graphql(
-            queries.LAUNCH, {"params": params}, "launchRun", _SLOW_SECS if patient else None
-        )
-        if result["__typename"] != "LaunchRunSuccess":
-            raise self._refusal_at_location(f"launching job {job}", result)
+        patience = _SLOW_SECS if patient else None
+        doing = f"launching job {job}"
+        result = self._ask_location("LaunchRun", {"params": params}, doing, "LaunchRunSuccess", patience=patience)
         run_id = str(result["run"]["runId"])
         _log.info("run %s of job %s is launched", run_id, job, extra={"run": run_id})
         return run_id
@@ -127,7 +122,7 @@ class DagsterClient:
         wanted: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
         if job is not None:
             wanted["pipelineName"] = self.names.name(job)
-        result = self._transport.graphql(queries.FIND_RUNS, {"filter": wanted, "limit": 1}, "runsOrError")
+        result = self._transport.graphql("FindRuns", {"filter": wanted, "limit": 1})
         if result["__typename"] != "Runs":
             raise _refusal("finding a run", result)
         for run in result["results"]:
@@ -138,7 +133,7 @@ class DagsterClient:
         """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no such run."""
         if not _RUN_ID.fullmatch(run_id):
             raise KeyNotFound(f"{run_id!r:.80} is not a run id: use the one that the submission returned")
-        result = self._transport.graphql(queries.RUN, {"id": run_id}, "runOrError")
+        result = self._transport.graphql("Run", {"id": run_id})
         if result["__typename"] == "RunNotFoundError":
             raise KeyNotFound(f"Dagster knows no run {run_id}: it was deleted, or ran in another Dagster")
         if result["__typename"] != "Run":
@@ -156,7 +151,7 @@ class DagsterClient:
             "partitionKeys": [partition],
             "description": description,
         }
-        result = self._transport.graphql(queries.REPORT, {"params": params}, "reportRunlessAssetEvents")
+        result = self._transport.graphql("Report", {"params": params})
         if result["__typename"] != "ReportRunlessAssetEventsSuccess":
             raise _refusal("reporting an event", result)
 
@@ -180,7 +175,7 @@ class DagsterClient:
         found: list[Mapping[str, Any]] = []
         cursor: str | None = None
         for _ in range(_MOST_EVENT_PAGES):
-            result = self._transport.graphql(queries.FAILURES, {"id": run_id, "cursor": cursor}, "runOrError")
+            result = self._transport.graphql("RunFailures", {"id": run_id, "cursor": cursor})
             if result["__typename"] != "Run":
                 break
             page = result["eventConnection"]
@@ -190,13 +185,18 @@ class DagsterClient:
             cursor = page["cursor"]
         return found
 
-    def _refusal_at_location(self, doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
-        """The refusal of a request that needs our code location; whether that is loaded is asked first."""
+    def _ask_location(
+        self, operation: str, variables: Mapping[str, Any], doing: str, *expected: str, patience: float | None = None
+    ) -> Mapping[str, Any]:
+        """The ``expected`` answer to what needs our code location; if it is another one, the location may not be loaded."""
+        result = self._transport.graphql(operation, variables, patience)
+        if result["__typename"] in expected:
+            return result
         refusal = _refusal(doing, result)
         if isinstance(refusal, InvalidRequest):
-            return refusal
-        seen = self._transport.graphql(queries.LOCATIONS, {}, "workspaceOrError")
-        return location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
+            raise refusal
+        seen = self._transport.graphql("Locations", {})
+        raise location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
 
 
 def location_problem(

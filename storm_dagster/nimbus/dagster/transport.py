@@ -8,6 +8,7 @@ only: no error, log line or link of this module holds one. Nothing is retried he
 from __future__ import annotations
 
 import base64
+import functools
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -25,7 +26,16 @@ from storm_dagster.model.signing import signer
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+_OPERATION = re.compile(r"(?:query|mutation) Storm(\w+).*\n  (\w+)")
 _WHO = "set dagster.graphql.token.file or dagster.graphql.headers"
+
+
+@functools.cache
+def _queries() -> Mapping[str, tuple[str, str]]:
+    """Operation -> its text and the field of its answer."""
+    text = Path(__file__).with_name("queries.graphql").read_text(encoding="utf-8")
+    found = [(_OPERATION.match(part), part) for part in text.split("\n\n")]
+    return {match[1]: (part, match[2]) for match, part in found if match}
 
 
 @dataclass(frozen=True)
@@ -162,11 +172,10 @@ class DagsterTransport:
         """URL of the run's page."""
         return f"{site}/runs/{run_id}" if (site := self.site) else None
 
-    def graphql(
-        self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None
-    ) -> dict[str, Any]:
-        """The object ``field`` of the answer, within ``patience`` seconds (default: the timeout)."""
+    def graphql(self, operation: str, variables: Mapping[str, Any], patience: float | None = None) -> dict[str, Any]:
+        """The answer to an operation of ``queries.graphql``, within ``patience`` seconds (default: the timeout)."""
         access = self._require()
+        query, field = _queries()[operation]
         document = self.post(access.url, {"query": query, "variables": dict(variables)}, patience=patience)
         data = document.get("data") if isinstance(document, dict) else None
         result = data.get(field) if isinstance(data, dict) else None
