@@ -79,7 +79,7 @@ def test_a_change_over_thrift_is_one_line(lines: Any) -> None:
         dispatcher.answer(buffer.getvalue(), ThriftPeer("10.1.2.3", "alice"))
 
     handler = SimpleNamespace(killTopology=lambda name: None, getTopologyConf=lambda id: "{}")
-    dispatcher = Dispatcher(handler, {})
+    dispatcher = Dispatcher(handler)
     call("getTopologyConf", id="wc-1-1")
     call("killTopology", name="wc")
     assert lines() == ["user 'alice' at 10.1.2.3: killTopology 'wc': done"]

@@ -15,28 +15,12 @@ from typing import Any
 from storm_dagster.core.authorization import LIMITED_USER, Caller, Operation, authorize, is_admin
 from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
 from storm_dagster.model.security import Security
+from storm_dagster.nimbus.thrift.idl import METHODS
 from storm_dagster.nimbus.thrift.structures import changes_a_topology
 
 _audit = logging.getLogger("storm_dagster.audit")
 
-_LIST = frozenset(
-    {
-        *("getLeader", "getClusterInfo", "getTopologySummaries", "isTopologyNameAllowed", "getTopologyHistory"),
-        "getOwnerResourceSummaries",
-    }
-)
-_SUBMISSIONS = frozenset({"submitTopology", "submitTopologyWithOpts"})
-_SUBMIT = _SUBMISSIONS | {"beginFileUpload", "uploadChunk", "finishFileUpload"}
-# Methods whose first argument names a topology.
-_TOPOLOGY = frozenset(
-    {
-        *("killTopology", "killTopologyWithOpts", "activate", "deactivate", "rebalance"),
-        *("getTopologySummary", "getTopologySummaryByName", "getTopologyInfo", "getTopologyInfoWithOpts"),
-        *("getTopologyInfoByName", "getTopologyInfoByNameWithOpts", "getTopologyPageInfo"),
-        *("setLogConfig", "getLogConfig", "getComponentPendingProfileActions"),
-        *("getComponentPageInfo", "getTopologyConf", "getTopology", "getUserTopology"),
-    }
-)
+_SUBMISSIONS = ("submitTopology", "submitTopologyWithOpts")
 
 
 @dataclass(frozen=True)
@@ -55,11 +39,7 @@ def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
     """
     if method in _SUBMISSIONS and len(arguments) > 2 and changes_a_topology(arguments[2]):
         return "topology"
-    if method in _LIST:
-        return "list"
-    if method in _SUBMIT:
-        return "submit"
-    return "topology" if method in _TOPOLOGY else "admin"
+    return METHODS.get(method, {}).get("for", "admin")
 
 
 class Access:

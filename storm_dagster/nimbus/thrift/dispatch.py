@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from thriftpy2.thrift import TApplicationException
@@ -13,22 +13,10 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.errors import declared_exceptions, failure_text, set_declared
 from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
-from storm_dagster.nimbus.thrift.idl import decoder, encode_failure, encode_reply, load_idl
+from storm_dagster.nimbus.thrift.idl import METHODS, decoder, encode_failure, encode_reply, load_idl
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
-_NO_CHANGE = (
-    "get",
-    "is",
-    "list",
-    "download",
-    "beginBlobDownload",
-    "beginFile",
-    "finishFile",
-    "uploadChunk",
-    "uploadBlob",
-)
-"""First words of methods that change nothing; a file does not before its submission."""
 _ONEWAY = 4
 _LARGE_VALUES = 20_000
 _MOST_LARGE = 4
@@ -38,19 +26,17 @@ _MOST_LARGE = 4
 class Dispatcher:
     """Calls the methods of ``handler`` by the names of the service; safe for many threads.
 
-    A handler's method takes the call's arguments in their order. ``refused`` maps names of Storm's methods that
-    nobody serves to the reason why. ``check(peer, method, arguments)`` raises for who may not call.
+    A handler's method takes the call's arguments in their order. ``check(peer, method, arguments)`` raises for who may
+    not call.
     """
 
     def __init__(
         self,
         handler: object,
-        refused: Mapping[str, str],
         check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda peer, method, arguments: None,
     ) -> None:
         self._handler = handler
         self._check = check
-        self._refused = refused
         self._service = load_idl().Nimbus
         self._methods: dict[str, tuple[Any, Any, Any, dict[str, tuple[str, Any]], list[str]]] = {}
         self._lock = threading.Lock()
@@ -76,12 +62,10 @@ class Dispatcher:
         return None if kind == _ONEWAY else answer
 
     def _answer(self, name: str, seqid: int, protocol: Any, peer: ThriftPeer) -> bytes:
-        if name in self._refused:
-            return encode_failure(
-                name, seqid, TApplicationException.UNKNOWN_METHOD, f"{name} is not served: {self._refused[name]}"
-            )
-        if name not in self._service.thrift_services:
+        row = METHODS.get(name)
+        if row is None or "refused" in row:
             text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"
+            text = text if row is None else f"{name} is not served: {row['refused']}"
             return encode_failure(name, seqid, TApplicationException.UNKNOWN_METHOD, text)
         args_type, result_type, call, declared, order = self._method(name)
         args = args_type()
@@ -95,7 +79,7 @@ class Dispatcher:
             given = [getattr(args, part) for part in order]
             self._check(peer, name, given)
             value = call(*given)
-            if not name.startswith(_NO_CHANGE):
+            if "changes" in row:
                 about = given[0] if given and isinstance(given[0], str) else ""
                 _audit.info("user %r at %s: %s %r: done", peer.user or "anyone", peer.host, name, about[:200])
             if hasattr(result, "success"):

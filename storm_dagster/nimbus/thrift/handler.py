@@ -6,15 +6,16 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from functools import partialmethod
+from operator import attrgetter
+from typing import Any, NoReturn
 
 from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
 from storm_dagster.model.masking import public_conf
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS
-from storm_dagster.model.view import TopologyView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
@@ -22,7 +23,7 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
 from storm_dagster.nimbus.thrift.errors import RefusedCall
-from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.nimbus.thrift.idl import METHODS, load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.structures import topology_struct
@@ -31,18 +32,6 @@ from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
-
-_SUPERVISORS = "supervisors and workers speak to ZooKeeper here, and not to nimbus"
-REFUSED: Mapping[str, str] = {
-    "setWorkerProfiler": "workers here are no JVMs: dump their stacks with the `workers` resource in Dagster",
-    "uploadNewCredentials": "credentials are not kept: put them where the workers find them, and `storm-dagster restart`",
-    "debug": "tuples are not sampled: set topology.debug with an update of the topology",
-    "getSupervisorAssignments": _SUPERVISORS,
-    "sendSupervisorWorkerHeartbeats": _SUPERVISORS,
-    "sendSupervisorWorkerHeartbeat": _SUPERVISORS,
-    "processWorkerMetrics": _SUPERVISORS,
-}
-"""Storm's methods that have no meaning here, and why. The answer is an error: silence would promise something."""
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 _MARGIN_SECS = 1.0
@@ -63,87 +52,45 @@ def _change(name: str, entry: Any) -> LevelChange | None:
 
 
 class NimbusHandler:
-    """One method for each of Storm's; arguments in their order, any of them ``None`` when the client left it out."""
+    """What serves Storm's methods; arguments in their order, any of them ``None`` when the client left it out."""
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader, pending: PendingSubmissions) -> None:
         self._nimbus = nimbus
         self._reader = reader
         self._lifecycle = LifecycleRequests(nimbus)
         self._submission = TopologySubmission(nimbus, pending, self._lifecycle)
-        self._summaries = Summaries(nimbus, reader)
+        self.summaries = Summaries(nimbus, reader)
         self._levels = WorkerLevels(nimbus)
-        self._pages = Pages(reader, self._summaries)
+        self.pages = Pages(reader, self.summaries)
         expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
-        self._archives = UploadSessions(nimbus, expiry_secs=expiry, what="file upload")
-        self._downloads = Downloads(nimbus, expiry_secs=expiry)
-        self._blobs = Blobs(nimbus, self._summaries, self._downloads, expiry_secs=expiry)
-        self._name_pages(self._summaries, self._pages)
-        self._name_blob_methods()
-        for verb in ("activate", "deactivate"):
-            setattr(self, verb, partial(self._act, verb=verb))
+        self.archives = UploadSessions(nimbus, expiry_secs=expiry, what="file upload")
+        self.downloads = Downloads(nimbus, expiry_secs=expiry)
+        self.blobs = Blobs(nimbus, self.summaries, self.downloads, expiry_secs=expiry)
 
     def advance(self, now: float) -> None:
         """Expire idle transfers; called by the upkeep thread."""
-        self._archives.advance(now)
-        self._downloads.advance(now)
-        self._blobs.uploads.advance(now)
+        self.archives.advance(now)
+        self.downloads.advance(now)
+        self.blobs.uploads.advance(now)
 
     def close(self) -> None:
         """Close what downloads hold open."""
-        self._downloads.close()
+        self.downloads.close()
 
-    def _name_pages(self, summaries: Summaries, pages: Pages) -> None:
-        """What is read; a topology is given by its id, or in methods ``ByName`` by its name."""
-
-        def of(
-            page: Callable[..., Any], find: Callable[[str | None], TopologyView] = self._by_id
-        ) -> Callable[..., Any]:
-            return lambda given, *more: page(find(given), *more)
-
-        def info(topology: TopologyView, options: Any = None) -> Any:
-            """All errors of each component (the default), one or none."""
-            return pages.topology_info(topology, options.num_err_choice if options is not None else None)
-
-        self.getClusterInfo = summaries.cluster
-        self.getLeader = summaries.leader
-        self.getSupervisorPageInfo = pages.supervisor_page
-        self.getOwnerResourceSummaries = summaries.owners
-        self.getTopologySummaries = lambda: summaries.topologies(self._reader.view())
-        self.getTopologySummary = of(summaries.topology)
-        self.getTopologySummaryByName = of(summaries.topology, self._by_name)
-        self.getTopologyInfo = self.getTopologyInfoWithOpts = of(info)
-        self.getTopologyInfoByName = self.getTopologyInfoByNameWithOpts = of(info, self._by_name)
-        self.getTopologyPageInfo = of(lambda topology, window, sys: pages.topology_page(topology, window, bool(sys)))
-        self.getComponentPageInfo = of(
-            lambda topology, component, window, sys: pages.component_page(topology, component, window, bool(sys))
-        )
-        self.getTopologyConf = of(lambda topology: pages.conf_text(topology.id))
-
-    def _name_blob_methods(self) -> None:
-        blobs, archives, downloads = self._blobs, self._archives, self._downloads
-        self.beginCreateBlob = blobs.begin_create
-        self.beginUpdateBlob = blobs.begin_update
-        self.uploadBlobChunk = blobs.uploads.append
-        self.finishBlobUpload = blobs.uploads.finish
-        self.cancelBlobUpload = blobs.uploads.cancel
-        self.getBlobMeta = blobs.meta
-        self.setBlobMeta = blobs.set_meta
-        self.beginBlobDownload = blobs.begin_download
-        self.downloadBlobChunk = downloads.read
-        self.deleteBlob = blobs.delete
-        self.listBlobs = blobs.list
-        self.getBlobReplication = blobs.replication
-        self.updateBlobReplication = blobs.update_replication
-        self.createStateInZookeeper = blobs.register
-        self.isRemoteBlobExists = blobs.exists
-        self.beginFileUpload = archives.begin
-        self.uploadChunk = archives.append
-        self.finishFileUpload = archives.finish
-        self.downloadChunk = downloads.read
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """What serves a method, by its row in ``methods.yaml``."""
+        row = METHODS.get(name)
+        if row is None:
+            raise AttributeError(name)
+        call = attrgetter(row["call"])(self)
+        if "find" not in row:
+            return call
+        find = self._by_id if row["find"] == "id" else self._by_name
+        return lambda given, *more: call(find(given), *more)
 
     def beginFileDownload(self, key: str | None) -> str:
         """The session of a download, whose key Storm 1.x calls a file."""
-        return self._blobs.begin_download(key).session
+        return self.blobs.begin_download(key).session
 
     # -- changes -------------------------------------------------------------------------------------------
 
@@ -154,13 +101,9 @@ class NimbusHandler:
         self._submission.submit(name, location, conf, topology, options)
         self._reader.forget()
 
-    submitTopologyWithOpts = submitTopology
-
     def killTopology(self, name: str | None, options: Any = None) -> None:
         """Kill after ``wait_secs``; none, or a negative number, means the message timeout, as in Storm."""
         self._act(name, "kill", {"wait_secs": _wait_secs(options)})
-
-    killTopologyWithOpts = killTopology
 
     def rebalance(self, name: str | None, options: Any) -> None:
         """Rebalance: workers, executors and delay. What Storm 2.x lays over conf and resources is refused by key."""
@@ -184,6 +127,9 @@ class NimbusHandler:
             return  # What Dagster does not take, the leader does itself a moment later.
         self._confirm(answers[0], verb, deadline - _MARGIN_SECS)
         self._reader.forget()
+
+    activate = partialmethod(_act, verb="activate")
+    deactivate = partialmethod(_act, verb="deactivate")
 
     def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
         """Wait a moment for the run, so that the client's next read shows the change, or the call raises the failure."""
@@ -224,14 +170,14 @@ class NimbusHandler:
             raise RefusedCall(error.message) from None
         return self._reader.view().topology_named(str(name)) is None
 
-    def getTopology(self, topology_id: str | None) -> Any:
+    def running_topology(self, topology: TopologyView) -> Any:
         """The topology that runs, with the components of the system."""
-        runnable = self._reader.runnable(self._by_id(topology_id).id)
+        runnable = self._reader.runnable(topology.id)
         return topology_struct(with_system_components(runnable.spec, runnable.conf))
 
-    def getUserTopology(self, topology_id: str | None) -> Any:
+    def submitted_topology(self, topology: TopologyView) -> Any:
         """The topology as it was submitted, normalized."""
-        return topology_struct(self._reader.runnable(self._by_id(topology_id).id).spec)
+        return topology_struct(self._reader.runnable(topology.id).spec)
 
     def getTopologyHistory(self, user: str | None) -> Any:
         """Ids of the topologies that a user may see, which is all of them; the name is only checked (CVE-2021-38294)."""
@@ -263,23 +209,18 @@ class NimbusHandler:
             )
         return idl.LogConfig(named_logger_level=found)
 
-    def getComponentPendingProfileActions(
-        self, topology_id: str | None, component_id: str | None, action: int | None
-    ) -> list[Any]:
+    def profile_actions(self, topology: TopologyView, component_id: str | None, action: int | None) -> list[Any]:
         """None: workers are no JVMs, and what can be asked of them is answered at once."""
-        self._by_id(topology_id)
         return []
 
     def _by_id(self, topology_id: str | None) -> TopologyView:
         view = self._reader.view()
-        found = view.topologies.get(topology_id or "")
         # A damaged one is reported as damaged, not as absent.
-        return found or _only(topology_by_name(view, _text(topology_id)), topology_id)
+        return view.topologies.get(topology_id or "") or _mistaken(view, topology_id)
 
     def _by_name(self, name: str | None) -> TopologyView:
         view = self._reader.view()
-        found = view.topology_named(_text(name))
-        return found or _only(topology_by_name(view, _text(name)), name)
+        return view.topology_named(_text(name)) or _mistaken(view, name)
 
 
 def _text(value: str | None) -> str:
@@ -288,8 +229,9 @@ def _text(value: str | None) -> str:
     return value
 
 
-def _only(found: TopologyView, asked: str | None) -> TopologyView:
+def _mistaken(view: ClusterView, asked: str | None) -> NoReturn:
     """An id where a name is asked for, or the other way round, is a client's mistake that Storm reports."""
+    found = topology_by_name(view, _text(asked))
     raise NotAlive(
         f"no topology {asked!r:.200} is alive under that id or name: {found.base.name!r} has the id {found.id!r}"
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import thriftpy2
+import yaml
 from thriftpy2.thrift import TApplicationException
 
 import storm_dagster
@@ -25,6 +27,12 @@ STORM_VERSION = f"2.6.0+storm.dagster.{storm_dagster.__version__}"
 
 _REPLY, _EXCEPTION, _CALL = 2, 3, 1
 _MOST_DEPTH = 64
+
+
+METHODS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("methods.yaml").read_text(encoding="utf-8")
+)
+"""The rows of ``methods.yaml``, by method."""
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowSt
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
-_ALL_ERRORS, _NO_ERRORS, _ONE_ERROR = 0, 1, 2
+_NO_ERRORS, _ONE_ERROR = 1, 2
 _COUNTS = ("emitted", "transferred", "acked", "failed")
 
 
@@ -32,11 +32,11 @@ class Pages:
         self._reader = reader
         self._summaries = summaries
 
-    def topology_info(self, topology: TopologyView, errors: int | None = None) -> Any:
-        """A TopologyInfo; ``errors`` is a NumErrorsChoice."""
+    def topology_info(self, topology: TopologyView, options: Any = None) -> Any:
+        """A TopologyInfo, with all errors of each component (the default), one or none."""
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
-        choice = _ALL_ERRORS if errors is None else errors
+        choice = options.num_err_choice if options is not None else None
         return idl.TopologyInfo(
             **_head(idl.TopologyInfo, self._summaries.topology(topology)),
             executors=[
@@ -49,11 +49,11 @@ class Pages:
             component_debug={},
         )
 
-    def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool) -> Any:
+    def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool | None) -> Any:
         """A TopologyPageInfo; the statistics of components are those of ``window``, the totals of every window."""
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
-        window = check_window(window)
+        window, include_sys = check_window(window), bool(include_sys)
         now = int(time.time())
 
         def shown(parts: Iterable[ComponentSnapshot]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Pages:
 
         return idl.TopologyPageInfo(
             **_head(idl.TopologyPageInfo, self._summaries.topology(topology)),
-            topology_conf=self._shown_conf(topology.id),
+            topology_conf=self._shown_conf(topology),
             id_to_spout_agg_stats=shown(snapshot.spouts),
             id_to_bolt_agg_stats=shown(snapshot.bolts),
             topology_stats=_topology_stats(snapshot, include_sys),
@@ -71,7 +71,7 @@ class Pages:
         )
 
     def component_page(
-        self, topology: TopologyView, component_id: str | None, window: str | None, include_sys: bool
+        self, topology: TopologyView, component_id: str | None, window: str | None, include_sys: bool | None
     ) -> Any:
         """A ComponentPageInfo; :class:`NotAlive` names the components when there is no such one."""
         idl = load_idl()
@@ -81,7 +81,7 @@ class Pages:
             raise NotAlive(
                 f"topology {snapshot.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(snapshot.components))}"
             )
-        window = check_window(window)
+        window, include_sys = check_window(window), bool(include_sys)
         sums = part.windows[window].shown(include_sys)
         bolt = part.kind == "bolt"
         return idl.ComponentPageInfo(
@@ -104,7 +104,7 @@ class Pages:
                 for one in part.executors
                 if one.node is not None
             ],
-            errors=_errors(part.errors, _ALL_ERRORS),
+            errors=_errors(part.errors),
             topology_status=snapshot.status,
             resources_map={},
         )
@@ -127,13 +127,13 @@ class Pages:
             ],
         )
 
-    def conf_text(self, topology_id: str) -> str:
+    def conf_text(self, topology: TopologyView) -> str:
         """The normalized conf with the cluster's below it, as JSON (:meth:`ClusterReader.shown_conf`)."""
-        return json.dumps(self._reader.shown_conf(topology_id), default=str)
+        return json.dumps(self._reader.shown_conf(topology.id), default=str)
 
-    def _shown_conf(self, topology_id: str) -> str:
+    def _shown_conf(self, topology: TopologyView) -> str:
         try:
-            return self.conf_text(topology_id)
+            return self.conf_text(topology)
         except Unavailable:
             return "{}"  # This nimbus lacks the code; the rest of the page is known.
 
@@ -144,7 +144,7 @@ def _head(kind: Any, summary: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(summary).items() if name in names}
 
 
-def _errors(errors: tuple[TaskError, ...], choice: int) -> list[Any]:
+def _errors(errors: tuple[TaskError, ...], choice: int | None = None) -> list[Any]:
     if choice == _NO_ERRORS:
         return []
     return [_error(one) for one in (errors[:1] if choice == _ONE_ERROR else errors)]

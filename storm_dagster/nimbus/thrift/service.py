@@ -14,7 +14,7 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.thrift.access import Access
 from storm_dagster.nimbus.thrift.dispatch import Dispatcher
-from storm_dagster.nimbus.thrift.handler import REFUSED, NimbusHandler
+from storm_dagster.nimbus.thrift.handler import NimbusHandler
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 
@@ -34,7 +34,7 @@ class ThriftService:
         )
         security = Security.of(nimbus.conf)
         access = Access(security, nimbus.conf.values, reader.conf, groups_of)
-        dispatcher = Dispatcher(self._handler, REFUSED, access.check)
+        dispatcher = Dispatcher(self._handler, access.check)
         tls = security.server_context() if security.tls else None
         self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls, own_user_only=owners_only(security))
 

@@ -8,7 +8,7 @@ from typing import Any
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
-from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import (
@@ -83,13 +83,13 @@ class Summaries:
         return load_idl().ClusterSummary(
             supervisors=[self.supervisor(snapshot) for snapshot in supervisors_of(view, now_secs=now)],
             nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
-            topologies=self.topologies(view),
+            topologies=self.topologies(),
             nimbuses=nimbuses,
         )
 
-    def topologies(self, view: ClusterView) -> list[Any]:
+    def topologies(self) -> list[Any]:
         """A TopologySummary for each, by name; those whose records are damaged are left out."""
-        ordered = sorted(view.topologies.values(), key=lambda one: (one.base.name, one.id))
+        ordered = sorted(self._reader.view().topologies.values(), key=lambda one: (one.base.name, one.id))
         if self._nimbus.blobs.shared:
             return [self.topology(one, 1) for one in ordered]
         # Shared with other pages for a moment: counting the copies of 300 topologies takes as long as all the rest.

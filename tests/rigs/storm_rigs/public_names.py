@@ -410,11 +410,12 @@ def _metrics() -> Names:
 
 
 def _thrift() -> Names:
-    from storm_dagster.nimbus.thrift.handler import REFUSED
-    from storm_dagster.nimbus.thrift.idl import load_idl
+    from storm_dagster.nimbus.thrift.idl import METHODS, load_idl
 
     idl = load_idl()
-    found: Names = {"served": [f"Nimbus.{name}" for name in idl.Nimbus.thrift_services if name not in REFUSED]}
+    found: Names = {
+        "served": [f"Nimbus.{name}" for name in idl.Nimbus.thrift_services if "refused" not in METHODS[name]]
+    }
     for name in idl.Nimbus.thrift_services:
         given, result = getattr(idl.Nimbus, f"{name}_args"), getattr(idl.Nimbus, f"{name}_result")
         found[f"Nimbus.{name}"] = [*_places(given), *(f"gives {one}" for one in _places(result))]
