@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple
 
-__all__ = ["BatchingBolt", "GatheringBolt", "TicklessBatchingBolt"]
-
 
 class GatheringBolt(Bolt):
     """Base of bolts that keep tuples and ack them later; not used directly."""

@@ -9,8 +9,6 @@ from storm_dagster.api.component import Component
 from storm_dagster.api.dagster_reports import DagsterReports
 from storm_dagster.api.tuples import Tuple, TupleId
 
-__all__ = ["AUTO", "Bolt"]
-
 AUTO: Any = None
 """Default ``anchors`` of an emit, as ``auto_anchor`` says; pass ``[]`` for an unanchored tuple."""
 

@@ -11,8 +11,6 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.names import check_component_id
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
 
-__all__ = ["Topology", "TopologyBuilder", "build_spec"]
-
 
 class TopologyBuilder:
     """Collection of spouts and bolts by id.

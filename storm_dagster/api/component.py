@@ -13,8 +13,6 @@ from storm_dagster.api.tuples import SYSTEM_TASK, is_tick
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["Collector", "Component", "log", "logger"]
-
 logger: logging.Logger = logging.getLogger("storm_dagster.component")
 """Logger of component code."""
 

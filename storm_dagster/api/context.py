@@ -12,8 +12,6 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.topology import DEFAULT_STREAM, TopologySpec
 
-__all__ = ["TopologyContext"]
-
 _KEYS = (
     "task->component",
     "taskid",

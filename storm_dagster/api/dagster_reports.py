@@ -9,8 +9,6 @@ from typing_extensions import Unpack
 
 from storm_dagster.model.dagster_events import DagsterEvent
 
-__all__ = ["AssetEvent", "DagsterReports"]
-
 
 class AssetEvent(TypedDict, total=False):
     """Fields of a materialization or observation."""

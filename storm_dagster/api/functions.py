@@ -32,8 +32,6 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import FIELD_TYPES, StreamSpec
 
-__all__ = ["Emit", "FunctionBolt", "FunctionSpout", "bolt", "spout"]
-
 _SERIES = (Iterator, collections.abc.Iterable, collections.abc.Generator, collections.abc.AsyncIterator,
            collections.abc.AsyncGenerator, collections.abc.AsyncIterable)  # fmt: skip
 

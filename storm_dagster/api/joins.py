@@ -10,8 +10,6 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["Join", "JoinBolt"]
-
 
 class Join:
     """Definition of a join, in the order of the calls (as Storm's JoinBolt)::

@@ -10,8 +10,6 @@ from storm_dagster.api.specs import Inputs, Spec
 from storm_dagster.api.streams import Outputs
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["ShellBolt", "ShellSpout"]
-
 
 class _Shell(Component):
     command: ClassVar[str | Sequence[str] | None] = None

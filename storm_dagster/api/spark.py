@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from storm_dagster.api.spark_bolt import SparkBolt
+from storm_dagster.api.spark_bolt import SparkBolt as SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_checkpoint import CheckpointOwner
 from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss, is_taken, query_error
@@ -26,8 +26,6 @@ from storm_dagster.api.spark_session import (
 )
 from storm_dagster.api.spouts import Spout
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError
-
-__all__ = ["SparkBolt", "SparkSpout"]
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,6 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavaila
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SparkBolt"]
-
 _MOST_PAUSE_SECS = 2.0
 _MOST_ALONE = 3
 """Rows tried alone that may all raise before the function counts as at fault."""

@@ -27,8 +27,6 @@ from storm_dagster.model.errors import Unavailable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchEndpoint", "make_deliver", "rows_of"]
-
 _log = logging.getLogger(__name__)
 
 _WAIT, _DONE, _MORE, _END = b"wait", b"done", b"more", b""

@@ -9,8 +9,6 @@ from storm_dagster.api.spark import SparkSpout
 from storm_dagster.api.spark_session import spark_target
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["SparkQuery"]
-
 _MODES = ("append", "complete", "update")
 
 

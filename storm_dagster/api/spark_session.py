@@ -28,8 +28,6 @@ from storm_dagster.model.spark_token import with_spark_token
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["archive_of", "check_function", "drop_worker_session", "resolve_function", "spark_target", "worker_session"]
-
 _log = logging.getLogger(__name__)
 _RELEASE_SECS = 1.0
 """How long an exiting process waits for the server to release its session."""

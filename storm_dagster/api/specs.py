@@ -12,8 +12,6 @@ from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.names import code_name
 from storm_dagster.model.topology import DEFAULT_STREAM, ComponentObject, ComponentSpec, InputSpec, StreamSpec
 
-__all__ = ["Inputs", "Spec", "StreamOf"]
-
 
 class StreamOf:
     """One stream of a component: ``spec["stream"]``. ``component`` is a spec, or the id of a component."""

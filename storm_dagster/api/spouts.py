@@ -8,8 +8,6 @@ from typing import Any
 
 from storm_dagster.api.component import Component
 
-__all__ = ["ReliableSpout", "Spout"]
-
 
 class Spout(Component):
     """A source of tuples.

@@ -18,8 +18,6 @@ import msgspec
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.values import decode_value, encode_value
 
-__all__ = ["TaskState"]
-
 _TYPED = b"\xc1"
 """First byte of a value that JSON would change. Neither JSON nor MessagePack has it."""
 _SCHEMA = """

@@ -9,8 +9,6 @@ from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["KeyValueState", "StatefulBolt"]
-
 
 class KeyValueState(Protocol):
     """Key-value store in memory, saved at checkpoints. Values are those that tuples may hold.

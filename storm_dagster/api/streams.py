@@ -6,12 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from storm_dagster.model.errors import InvalidTopology
-from storm_dagster.model.groupings import Grouping
+from storm_dagster.model.groupings import Grouping as Grouping
 from storm_dagster.model.names import check_stream_id
 from storm_dagster.model.topology import DEFAULT_STREAM, FIELD_TYPES, StreamSpec
-
-__all__ = ["Grouping", "Outputs", "Stream", "stream_specs"]
-
 
 Outputs = Sequence[Any] | Mapping[str, Any] | None
 """Field names, a map from field names to types (of one default stream), or streams."""

@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-__all__ = ["SYSTEM_TASK", "TICK_STREAM", "Tuple", "is_tick"]
-
 TICK_STREAM = "__tick"
 SYSTEM_TASK = -1
 

@@ -12,8 +12,6 @@ from storm_dagster.api.streams import Outputs, Stream
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["LATE_FIELDS", "TupleWindow", "Window", "WindowedBolt"]
-
 LATE_FIELDS = ("late_tuple", "component", "stream")
 """Fields of the stream of late tuples: the values of the tuple (a list), and where it came from."""
 

@@ -22,34 +22,6 @@ from storm_dagster.model.errors import Corrupt, InvalidTopology
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.wire import LevelName
 
-__all__ = [
-    "MAX_NODE_BYTES",
-    "MAX_UNKNOWN_BYTES",
-    "Assignment",
-    "AssignmentChange",
-    "AssignmentType",
-    "Blacklist",
-    "ComponentTasks",
-    "EpochRecord",
-    "GrayUpgrade",
-    "GrayWorker",
-    "MetricIds",
-    "Record",
-    "StateHome",
-    "StormBase",
-    "SupervisorInfo",
-    "TaskBeats",
-    "TaskError",
-    "TaskTable",
-    "TokenRecord",
-    "TopologyStatus",
-    "WorkerBeat",
-    "WorkerNode",
-    "WorkerSlot",
-    "decode_record",
-    "encode_record",
-]
-
 MAX_NODE_BYTES = 512 * 1024
 """No node is larger than this. ZooKeeper drops the whole connection at 1 MiB."""
 
