@@ -18,11 +18,13 @@ from storm_dagster.model.records import Assignment, Record, decode_record, encod
 from storm_dagster.model.security import zookeeper_payload, zookeeper_tls
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.model.zookeeper_access import SUPER_ACL
-from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_loading, worker_nodes
+from storm_dagster.zk import gray_upgrades, root, shards, view_loading
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
+from storm_dagster.zk.task_errors import TaskErrors
 from storm_dagster.zk.transaction import Transaction
 from storm_dagster.zk.watches import Wake, WatchSlots
+from storm_dagster.zk.worker_nodes import WorkerNodes
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
     return state
 
 
-class StormClusterState:
+class StormClusterState(WorkerNodes, TaskErrors):
     """Everything that Storm keeps in ZooKeeper, as daemons read and write it.
 
     A write is guarded by the leadership epoch, by this session, or by the version of the assignment. Storm's own
@@ -222,6 +224,10 @@ class StormClusterState:
             return None
         return decode_record(cls, found[0], path), found[1]
 
+    def _read(self, cls: type[RecordT], path: str, watch: bool = False) -> RecordT | None:
+        found = self._record(cls, path, watch)
+        return None if found is None else found[0]
+
     def assignment_info(self, topology_id: str, callback: Callable[..., object] | None = None) -> Assignment | None:
         """``/assignments/<id>``: which slots run which tasks; ``None`` without one."""
         path = paths.assignment(topology_id)
@@ -235,8 +241,7 @@ class StormClusterState:
     def storm_base(self, topology_id: str, callback: Callable[..., object] | None = None) -> records.StormBase | None:
         """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not exist."""
         path = paths.topology(topology_id)
-        found = self._record(records.StormBase, path, self._callback(path, callback))
-        return None if found is None else found[0]
+        return self._read(records.StormBase, path, self._callback(path, callback))
 
     def load_view(self, wake: Wake | None = None) -> ClusterView:
         """Everything at (nearly) one moment; see :func:`~storm_dagster.zk.view_loading.load_view`.
@@ -272,83 +277,30 @@ class StormClusterState:
 
     def read_tasks(self, topology_id: str) -> records.TaskTable | None:
         """``/tasks/<id>``: which task belongs to which component."""
-        found = self._record(records.TaskTable, paths.tasks(topology_id))
-        return None if found is None else found[0]
+        return self._read(records.TaskTable, paths.tasks(topology_id))
 
     def read_log_levels(self, topology_id: str) -> records.KeptLevels:
         """``/topology/<id>/log_levels``; empty without one."""
-        found = self._record(records.KeptLevels, paths.log_levels(topology_id))
-        return records.KeptLevels() if found is None else found[0]
+        return self._read(records.KeptLevels, paths.log_levels(topology_id)) or records.KeptLevels()
 
     def read_state_home(self, topology_id: str) -> records.StateHome:
         """``/topology/<id>/state``; empty without one."""
-        found = self._record(records.StateHome, paths.state_home(topology_id))
-        return records.StateHome(marker="") if found is None else found[0]
+        return self._read(records.StateHome, paths.state_home(topology_id)) or records.StateHome(marker="")
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
         return gray_upgrades.read_upgrade(self.state, topology_id, self._wake(paths.gray_upgrade(topology_id), wake))
 
-    def errors_by_component(self, topology_id: str) -> dict[str, list[records.TaskError]]:
-        """Component id -> its errors, the newest first."""
-        return task_errors.read_errors(self.state, topology_id)
-
     def blacklist(self) -> frozenset[str]:
         """Hosts that get no new work."""
-        found = self._record(records.Blacklist, paths.BLACKLIST)
-        return frozenset(found[0].hosts) if found is not None else frozenset()
+        found = self._read(records.Blacklist, paths.BLACKLIST)
+        return frozenset(found.hosts if found is not None else ())
 
     # -- writing ----------------------------------------------------------------------------------------
 
     def supervisor_heartbeat(self, supervisor_id: str, info: records.SupervisorInfo) -> None:
         """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
         self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
-
-    def report_error(
-        self,
-        topology_id: str,
-        task: int,
-        error: str,
-        *,
-        component: str | None = None,
-        host: str = "",
-        port: int = 0,
-        time: int = 0,
-        count: int = 1,
-        group: str = "",
-    ) -> None:
-        """``/taskerrors/<id>/<component>/e<seq>``: keep the error and the newest ten of the component.
-
-        ``time`` is in epoch seconds. The component is looked up in ``/tasks`` when it is not given;
-        ``InvalidRequest`` when that does not know the task.
-        """
-        of = component or task_errors.component_of_task(self.state, topology_id, task)
-        if of is None:
-            raise InvalidRequest(f"topology {topology_id} has no task {task}: name the component of the error")
-        record = records.TaskError(task=task, host=host, port=port, time=time, error=error, count=count, group=group)
-        task_errors.report_error(self.state, topology_id, of, record)
-
-    def write_worker_node(
-        self, topology_id: str, node: str, port: int, record: records.WorkerNode, *, assignment_version: int
-    ) -> None:
-        """Write the slot's ephemeral node if the assignment still has that version, in one transaction.
-
-        Raises ``Conflict`` whose ``path`` is the assignment's when it moved on or is gone. A node that
-        another session owns is replaced; an unchanged one of this session is not written.
-        """
-        worker_nodes.write_worker_node(self.state, topology_id, node, port, record, assignment_version)
-
-    def remove_worker_node(self, topology_id: str, node: str, port: int) -> bool:
-        """Remove the slot's node if this session owns it; whether it did."""
-        return worker_nodes.delete_worker_node(self.state, topology_id, node, port)
-
-    def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[tuple[str, int], records.WorkerNode]:
-        """(supervisor id, port) -> record of each live worker.
-
-        ``wake`` is called when one comes, goes or rewrites its record.
-        """
-        before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
-        return worker_nodes.read_workers(self.state, topology_id, before)
 
     def write_beats(self, topology_id: str, beats: records.TaskBeats, *, assignment_version: int) -> int:
         """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new version.

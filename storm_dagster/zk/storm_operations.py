@@ -16,11 +16,10 @@ from storm_dagster.model.records import (
     SupervisorInfo,
     TaskBeats,
     TaskError,
-    TaskTable,
     WorkerBeat,
     encode_record,
 )
-from storm_dagster.zk import shards, task_errors
+from storm_dagster.zk import shards
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
@@ -179,8 +178,8 @@ class StormOperations(StormClusterState):
 
     def get_worker_heartbeat(self, topology_id: str, node: str, port: int) -> WorkerBeat | None:
         """``/taskbeats/<id>``: that slot's entry; ``None`` without one."""
-        found = self._record(TaskBeats, paths.taskbeats(topology_id))
-        return None if found is None else found[0].workers.get(f"{node}:{port}")
+        found = self._read(TaskBeats, paths.taskbeats(topology_id))
+        return None if found is None else found.workers.get(f"{node}:{port}")
 
     def executor_beats(
         self, topology_id: str, executor_node_port: Mapping[Executor, tuple[str, int]]
@@ -190,14 +189,14 @@ class StormOperations(StormClusterState):
         Only executors that the assignment places in that slot now, and of which no task is counted dead:
         reports of a stale worker about others are ignored.
         """
-        found = self._record(TaskBeats, paths.taskbeats(topology_id))
+        found = self._read(TaskBeats, paths.taskbeats(topology_id))
         assigned = self.assignment_info(topology_id)
         if found is None or assigned is None:
             return {}
-        dead, slots = set(decode_ranges(found[0].dead)), assigned.task_slots()
+        dead, slots = set(decode_ranges(found.dead)), assigned.task_slots()
         beats: dict[Executor, WorkerBeat] = {}
         for (first, last), slot in executor_node_port.items():
-            beat = found[0].workers.get(f"{slot[0]}:{slot[1]}")
+            beat = found.workers.get(f"{slot[0]}:{slot[1]}")
             tasks = range(first, last + 1)
             if beat is not None and all(slots.get(task) == slot and task not in dead for task in tasks):
                 beats[first, last] = beat
@@ -206,12 +205,12 @@ class StormOperations(StormClusterState):
     def setup_heartbeats(self, topology_id: str) -> None:
         """``/taskbeats/<id>``: create the record, without a worker; an existing one stays."""
         path = paths.taskbeats(topology_id)
-        if self._record(TaskBeats, path) is None:
+        if self._read(TaskBeats, path) is None:
             self._put(path, encode_record(self._no_beats(topology_id)), None)
 
     def _no_beats(self, topology_id: str) -> TaskBeats:
-        table = self._record(TaskTable, paths.tasks(topology_id))
-        part = None if table is None else table[0].components.get(names.TOPOLOGY_MASTER)
+        table = self.read_tasks(topology_id)
+        part = None if table is None else table.components.get(names.TOPOLOGY_MASTER)
         return TaskBeats(topology_id=topology_id, topology_master=part.ids[0] if part and part.ids else 0)
 
     def teardown_heartbeats(self, topology_id: str) -> None:
@@ -259,14 +258,13 @@ class StormOperations(StormClusterState):
 
     def supervisor_info(self, supervisor_id: str) -> SupervisorInfo | None:
         """``/supervisors/<id>``: the record of a live supervisor; ``None`` when it is gone."""
-        found = self._record(SupervisorInfo, paths.supervisor(supervisor_id))
-        return None if found is None else found[0]
+        return self._read(SupervisorInfo, paths.supervisor(supervisor_id))
 
     # -- errors -----------------------------------------------------------------------------------------
 
     def errors(self, topology_id: str, task: int | None = None) -> list[TaskError]:
         """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without any."""
-        found = task_errors.read_errors(self.state, topology_id)
+        found = self.errors_by_component(topology_id)
         merged = [error for errors in found.values() for error in errors]
         if len(found) > 1:
             merged.sort(key=lambda error: error.time, reverse=True)

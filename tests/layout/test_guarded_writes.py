@@ -104,12 +104,15 @@ GUARDED: dict[str, dict[str, str]] = {
         "StormOperations.teardown_topology_errors.delete_node": COMPAT,
     },
     "zk/task_errors.py": {
-        "report_error.create_sequential": APPEND,
-        "report_error.delete_node": APPEND,
-        "report_error.set_data": OWN_VERSION,
+        "TaskErrors.report_error.create_sequential": APPEND,
+        "TaskErrors.report_error.delete_node": APPEND,
+        "TaskErrors.report_error.set_data": OWN_VERSION,
     },
     "zk/transaction.py": {"Transaction._request.TransactionRequest": LAYER, "Transaction._request.set_data": LAYER},
-    "zk/worker_nodes.py": {"write_worker_node.transaction": ASSIGNMENT, "delete_worker_node.transaction": SESSION},
+    "zk/worker_nodes.py": {
+        "WorkerNodes.write_worker_node.transaction": ASSIGNMENT,
+        "WorkerNodes.remove_worker_node.transaction": SESSION,
+    },
 }
 """File -> every write in it -> its guard."""
 
