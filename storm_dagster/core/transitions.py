@@ -14,6 +14,7 @@ import msgspec
 
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import StormBase, TopologyStatus
+from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView
 
 Event = Literal[
@@ -25,44 +26,8 @@ HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "REBALANCIN
 STEADY: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE"})
 """Statuses in which tasks may be moved to spread them better: no other change of the topology is under way."""
 
-# Status -> event -> next status. "previous" is the status before a rebalance. Absent: not allowed.
-# Unlike JStorm, a kill is allowed in every status and an inactive topology stays inactive.
-_TABLE: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = {
-    "ACTIVE": {
-        "activate": "ACTIVE",
-        "deactivate": "INACTIVE",
-        "drain": "INACTIVE",
-        "kill": "KILLED",
-        "rebalance": "REBALANCING",
-        "upgrade": "UPGRADING",
-    },
-    "INACTIVE": {"activate": "ACTIVE", "deactivate": "INACTIVE", "kill": "KILLED", "rebalance": "REBALANCING"},
-    "KILLED": {"kill": "KILLED"},
-    "REBALANCING": {"kill": "KILLED", "finish_rebalance": "previous"},
-    "UPGRADING": {"kill": "KILLED", "end_upgrade": "ACTIVE", "rollback": "ROLLBACK"},
-    "ROLLBACK": {"kill": "KILLED", "end_upgrade": "ACTIVE"},
-}
-
-_DOING: Mapping[Event, str] = {
-    "activate": "activated",
-    "deactivate": "deactivated",
-    "drain": "drained",
-    "kill": "killed",
-    "rebalance": "rebalanced",
-    "finish_rebalance": "taken out of a rebalance",
-    "upgrade": "upgraded",
-    "end_upgrade": "taken out of an upgrade",
-    "rollback": "rolled back",
-}
-
-_REMEDY: Mapping[TopologyStatus, str] = {
-    "ACTIVE": "it runs as it is",
-    "INACTIVE": "activate it first",
-    "KILLED": "wait until it is gone and submit it again",
-    "REBALANCING": "wait until the rebalance ends, or kill it",
-    "UPGRADING": "complete the upgrade or roll it back first",
-    "ROLLBACK": "wait until the rollback ends",
-}
+_TABLE = load_table(__name__, "transitions")
+_NEXT: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = _TABLE["next"]
 
 
 def delay_of(asked: int | None, message_timeout_secs: int) -> int:
@@ -80,9 +45,10 @@ def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None)
     that is about to be replaced: when nobody ends it, it becomes ACTIVE again after the delay. Raises :class:`Conflict` when the status does not
     allow the event. Killing a killed topology stores the new delay.
     """
-    target = _TABLE[base.status].get(event)
+    target = _NEXT[base.status].get(event)
     if target is None:
-        raise Conflict(f"topology {base.name!r} is {base.status} and cannot be {_DOING[event]}: {_REMEDY[base.status]}")
+        doing, remedy = _TABLE["doing"][event], _TABLE["remedy"][base.status]
+        raise Conflict(f"topology {base.name!r} is {base.status} and cannot be {doing}: {remedy}")
     if target == "previous":
         target = base.previous_status or base.wanted_status
     changes: dict[str, object] = {"status": target}

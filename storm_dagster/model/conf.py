@@ -10,7 +10,6 @@ import difflib
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_val
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.masking import SECRET_KEYS, public_conf, yaml_problem
 from storm_dagster.model.security import read_private_file
+from storm_dagster.model.tables import load_table
 
 Conf = Mapping[str, Any]
 _JAVA_CLASSES = ("org.apache.storm.", "backtype.storm.", "com.alibaba.jstorm.")
@@ -33,8 +33,7 @@ def default_conf() -> dict[str, Any]:
 @functools.cache
 def keys_without_meaning() -> dict[str, str]:
     """Keys of Storm and JStorm that are accepted and ignored, each with the reason; ``a.b.*`` is a family."""
-    text = resources.files("storm_dagster.model").joinpath("storm_keys.yaml").read_text(encoding="utf-8")
-    return {key: group["reason"] for group in yaml.safe_load(text) for key in group["keys"]}
+    return {key: group["reason"] for group in load_table(__name__, "storm_keys") for key in group["keys"]}
 
 
 def _reason_to_ignore(key: str, *, submitted: bool) -> str | None:

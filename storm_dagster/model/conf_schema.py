@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Literal
-
-import yaml
 
 from storm_dagster.model.masking import HIDDEN, is_secret_key
 from storm_dagster.model.strategies import STRATEGIES
+from storm_dagster.model.tables import load_table
 
 OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
 """An unknown key below these is a mistake; all other prefixes belong to the user."""
@@ -26,37 +25,30 @@ class ConfKey:
     default: Any
     minimum: float | None = None
     maximum: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
+
+
+_KINDS: dict[Kind, tuple[str, Any]] = {
+    "int": ("an integer", int),
+    "number": ("a number", int | float),
+    "bool": ("true or false", bool),
+    "str": ("a string", str),
+    "path": ("a path", str),
+    "list[str]": ("a list of strings", list | tuple),
+    "list[int]": ("a list of integers", list | tuple),
+    "map": ("a map", dict),
+    "list[map]": ("a list of maps", list | tuple),
+}
+"""Kind -> its name for people, and its types in Python."""
+_INNER: dict[Kind, Kind] = {"list[str]": "str", "list[int]": "int", "list[map]": "map"}
 
 
 def _is_kind(kind: Kind, value: Any) -> bool:
-    if kind == "int":
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind == "number":
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "bool":
-        return isinstance(value, bool)
-    if kind in ("str", "path"):
-        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, _KINDS[kind][1]):
+        return kind == "bool" and isinstance(value, bool)
     if kind == "map":
-        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    if not isinstance(value, list | tuple):
-        return False
-    inner: dict[str, Kind] = {"list[str]": "str", "list[int]": "int", "list[map]": "map"}
-    return all(_is_kind(inner[kind], item) for item in value)
-
-
-_NAMES = {
-    "int": "an integer",
-    "number": "a number",
-    "bool": "true or false",
-    "str": "a string",
-    "path": "a path",
-    "list[str]": "a list of strings",
-    "list[int]": "a list of integers",
-    "map": "a map",
-    "list[map]": "a list of maps",
-}
+        return all(isinstance(key, str) for key in value)
+    return kind not in _INNER or all(_is_kind(_INNER[kind], item) for item in value)
 
 
 def check_value(key: str, value: Any) -> str | None:
@@ -64,7 +56,7 @@ def check_value(key: str, value: Any) -> str | None:
     spec = CONF_KEYS[key]
     if not _is_kind(spec.kind, value):
         shown = HIDDEN if is_secret_key(key) else f"{value!r:.60}"
-        return f"{key} must be {_NAMES[spec.kind]}, got {shown} ({type(value).__name__})"
+        return f"{key} must be {_KINDS[spec.kind][0]}, got {shown} ({type(value).__name__})"
     if spec.minimum is not None and value < spec.minimum:
         return f"{key} must be at least {spec.minimum:g}, got {value!r}"
     if spec.maximum is not None and value > spec.maximum:
@@ -74,23 +66,12 @@ def check_value(key: str, value: Any) -> str | None:
     return None
 
 
-def _known_keys() -> dict[str, ConfKey]:
-    text = resources.files("storm_dagster.model").joinpath("conf_keys.yaml").read_text(encoding="utf-8")
-    # libyaml's parser, where PyYAML has it: every command and worker waits for this.
-    rows = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+def _known_keys() -> Iterator[tuple[str, ConfKey]]:
+    rows = load_table(__name__, "conf_keys")
     rows["topology.scheduler.strategy"]["choices"] = STRATEGIES
-    return {
-        key: ConfKey(
-            row["type"],
-            row["doc"],
-            row["default"],
-            row.get("minimum"),
-            row.get("maximum"),
-            tuple(row.get("choices", ())),
-        )
-        for key, row in rows.items()
-    }
+    for key, row in rows.items():
+        yield key, ConfKey(row.pop("type"), **row)
 
 
-CONF_KEYS: dict[str, ConfKey] = _known_keys()
+CONF_KEYS: dict[str, ConfKey] = dict(_known_keys())
 """Key -> what is known of it, in the order of the file."""

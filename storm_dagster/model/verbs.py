@@ -7,7 +7,7 @@ of the client and the table of ``docs/http.md`` are made of these. The operation
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.tables import load_table
 
 _R = TypeVar("_R", bound=BaseModel)
 _MOST_SECS = 10 * 366 * 86400
@@ -187,63 +188,12 @@ class Verb:
         return issubclass(self.request, CodeRequest)
 
 
-_STABLE = ("ACTIVE", "INACTIVE")
-_ENDED = (*_STABLE, "KILLED", "REBALANCING", None)
-VERBS: Mapping[str, Verb] = {
-    verb.name: verb
-    for verb in (
-        Verb("activate", "Start the spouts of a topology.", leader=True, until=("ACTIVE",)),
-        Verb(
-            "deactivate",
-            "Stop the spouts of a topology. Tuples in flight finish; its workers stay.",
-            leader=True,
-            until=("INACTIVE",),
-        ),
-        Verb(
-            "kill",
-            "Kill a topology. Its spouts fall silent, and after the wait its workers, state and code are removed.",
-            KillRequest,
-            leader=True,
-            until=(None,),
-        ),
-        Verb(
-            "restart",
-            "Start the workers of a topology again. Id, places, code and conf stay.",
-            until=_STABLE,
-            tasks=True,
-        ),
-        Verb(
-            "rebalance",
-            "Change parallelism or spread of a topology while it runs.",
-            RebalanceRequest,
-            until=_STABLE,
-            tasks=True,
-        ),
-        Verb(
-            "update",
-            "Replace a topology's code (hot deploy). The old code runs until the new code is ready.",
-            UpdateRequest,
-            tasks=True,
-        ),
-        Verb(
-            "gray-upgrade",
-            "Upgrade some workers of a topology to new code first. Without new code, upgrade the next workers.",
-            GrayUpgradeRequest,
-            batches=True,
-        ),
-        Verb(
-            "complete-upgrade",
-            "Complete a gray upgrade at its current state. The other workers get the new code at their next start.",
-            leader=True,
-            until=_ENDED,
-        ),
-        Verb(
-            "rollback",
-            "Undo a gray upgrade. Every upgraded worker returns to the former code.",
-            leader=True,
-            until=_ENDED,
-            batches=True,
-        ),
-    )
-}
-"""Name -> verb."""
+def _verbs() -> Iterator[tuple[str, Verb]]:
+    for name, row in load_table(__name__, "verbs").items():
+        row["request"] = globals()[row.get("request", "VerbRequest")]
+        row["until"] = tuple(row.get("until", ()))
+        yield name, Verb(name, **row)
+
+
+VERBS: Mapping[str, Verb] = dict(_verbs())
+"""Name -> verb, of ``verbs.yaml``."""

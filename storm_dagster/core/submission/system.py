@@ -6,22 +6,36 @@ placement and ``show`` treat them like any other. The stored topology does not c
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.names import ACKER, SYSTEM, TOPOLOGY_MASTER
-from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, StreamSpec, TopologySpec
+from storm_dagster.model.tables import load_table
+from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
 
-ACK_INIT = "__ack_init"
-ACK_ACK = "__ack_ack"
-ACK_FAIL = "__ack_fail"
-ACK_RESET_TIMEOUT = "__ack_reset_timeout"
-SYSTEM_STREAM = "__system"
-TICK = "__tick"
-METRICS_TICK = "__metrics_tick"
 
+class _Additions(BaseModel):
+    """What each component of a kind gets."""
+
+    inputs: tuple[InputSpec, ...] = ()
+    outputs: dict[str, StreamSpec]
+
+    def to(self, part: ComponentSpec) -> ComponentSpec:
+        changed = {"outputs": {**part.outputs, **self.outputs}, "inputs": (*part.inputs, *self.inputs)}
+        return part.model_copy(update=changed)
+
+
+class _Table(BaseModel):
+    acker: ComponentSpec
+    master: ComponentSpec
+    system: ComponentSpec
+    bolt: _Additions
+    spout: _Additions
+
+
+_TABLE = _Table.model_validate(load_table(__name__, "system"))
 _BY_ID = GroupingSpec(type="fields", fields=("id",))
-_DIRECT = GroupingSpec(type="direct")
-_MODULE = "storm_dagster.worker.engine.system"
 
 
 def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
@@ -36,62 +50,18 @@ def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
     most = conf.get("topology.max.task.parallelism")
     if most is not None:
         ackers = min(ackers, most)
-    inputs = [InputSpec(component=spout, stream=ACK_INIT, grouping=_BY_ID) for spout in spec.spouts]
-    for bolt in spec.bolts:
-        inputs.extend(
-            InputSpec(component=bolt, stream=stream, grouping=_BY_ID)
-            for stream in (ACK_ACK, ACK_FAIL, ACK_RESET_TIMEOUT)
-        )
-    acker = ComponentSpec(
-        object=ComponentObject(python=f"{_MODULE}:Acker"),
-        parallelism=ackers,
-        inputs=tuple(inputs),
-        outputs={
-            ACK_ACK: StreamSpec(fields=("id",), direct=True),
-            ACK_FAIL: StreamSpec(fields=("id",), direct=True),
-            ACK_RESET_TIMEOUT: StreamSpec(fields=("id", "time-delta-ms"), direct=True),
-            SYSTEM_STREAM: StreamSpec(fields=("event",)),
-        },
-    )
-    master = ComponentSpec(
-        object=ComponentObject(python=f"{_MODULE}:TopologyMaster"),
-        parallelism=1,
-        outputs={SYSTEM_STREAM: StreamSpec(fields=("event",))},
-    )
-    system = ComponentSpec(
-        object=ComponentObject(python=f"{_MODULE}:System"),
-        parallelism=0,
-        outputs={TICK: StreamSpec(fields=("rate_secs",)), METRICS_TICK: StreamSpec(fields=("interval",))},
-    )
-    return spec.model_copy(
-        update={
-            "bolts": {
-                **{bolt: _bolt(part) for bolt, part in spec.bolts.items()},
-                ACKER: acker,
-                TOPOLOGY_MASTER: master,
-                SYSTEM: system,
-            },
-            "spouts": {spout: _spout(part) for spout, part in spec.spouts.items()},
-        }
-    )
-
-
-def _bolt(part: ComponentSpec) -> ComponentSpec:
-    streams = {
-        ACK_ACK: StreamSpec(fields=("id", "ack-val")),
-        ACK_FAIL: StreamSpec(fields=("id",)),
-        ACK_RESET_TIMEOUT: StreamSpec(fields=("id",)),
-        SYSTEM_STREAM: StreamSpec(fields=("event",)),
+    inputs = [
+        InputSpec(component=name, stream=stream, grouping=_BY_ID)
+        for parts, added in ((spec.spouts, _TABLE.spout), (spec.bolts, _TABLE.bolt))
+        for name in parts
+        for stream in added.outputs
+        if stream.startswith("__ack_")
+    ]
+    system = {
+        ACKER: _TABLE.acker.model_copy(update={"parallelism": ackers, "inputs": tuple(inputs)}),
+        TOPOLOGY_MASTER: _TABLE.master,
+        SYSTEM: _TABLE.system,
     }
-    return part.model_copy(update={"outputs": {**part.outputs, **streams}})
-
-
-def _spout(part: ComponentSpec) -> ComponentSpec:
-    streams = {
-        ACK_INIT: StreamSpec(fields=("id", "init-val", "spout-task")),
-        SYSTEM_STREAM: StreamSpec(fields=("event",)),
-    }
-    answers = tuple(
-        InputSpec(component=ACKER, stream=stream, grouping=_DIRECT) for stream in (ACK_ACK, ACK_FAIL, ACK_RESET_TIMEOUT)
-    )
-    return part.model_copy(update={"outputs": {**part.outputs, **streams}, "inputs": (*part.inputs, *answers)})
+    bolts = {name: _TABLE.bolt.to(part) for name, part in spec.bolts.items()}
+    spouts = {name: _TABLE.spout.to(part) for name, part in spec.spouts.items()}
+    return spec.model_copy(update={"bolts": {**bolts, **system}, "spouts": spouts})
