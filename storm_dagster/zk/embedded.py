@@ -22,38 +22,9 @@ from storm_dagster.model.class_data import class_data_options
 from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.java import java_command
+from storm_dagster.model.tables import load_table
 
-# Server, wire records, logging, and what the server's classes refer to at load time.
-_JARS = ("zookeeper-", "zookeeper-jute-", "slf4j-api-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-")
-_JARS_OPTIONAL = ("metrics-core-", "snappy-java-", "netty-", "commons-cli-", "commons-io-")
-
-# Members prove to each other that they know the ensemble's password (DIGEST-MD5: it is not sent).
-_QUORUM_USERS = """\
-QuorumServer {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_member="{password}"; }};
-QuorumLearner {{
-  org.apache.zookeeper.server.auth.DigestLoginModule required username="member" password="{password}";
-}};
-"""
-_QUORUM_AUTH = {
-    "quorum.auth.enableSasl": "true",
-    "quorum.auth.learnerRequireSasl": "true",
-    "quorum.auth.serverRequireSasl": "true",
-}
-
-INIT_TICKS = 40
-"""Time in which a member must join and load the leader's state."""
-SYNC_TICKS = 8
-"""Time without contact after which leader and follower disconnect."""
-
-_LOG_CONFIG = """\
-status = warn
-appender.console.type = Console
-appender.console.name = console
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{ISO8601} %-5p %c{1.} %m%n
-rootLogger.level = info
-rootLogger.appenderRef.console.ref = console
-"""
+_TABLE = load_table(__name__, "embedded")
 
 
 def zookeeper_jars() -> list[Path]:
@@ -70,8 +41,8 @@ def zookeeper_jars() -> list[Path]:
         )
     folder = Path(roots[0]) / "jars"
     jars = sorted(folder.glob("*.jar"))
-    chosen = [jar for jar in jars if jar.name.startswith(_JARS + _JARS_OPTIONAL)]
-    lacking = [prefix for prefix in _JARS if not any(jar.name.startswith(prefix) for jar in chosen)]
+    chosen = [jar for jar in jars if jar.name.startswith((*_TABLE["jars"], *_TABLE["optional_jars"]))]
+    lacking = [prefix for prefix in _TABLE["jars"] if not any(jar.name.startswith(prefix) for jar in chosen)]
     if lacking:
         raise Unavailable(
             f"{folder} holds no {', '.join(name + '*.jar' for name in lacking)}: "
@@ -108,35 +79,22 @@ def zookeeper_command(
     settings = {
         "tickTime": tick_ms,
         "minSessionTimeout": 2 * tick_ms,
-        "maxSessionTimeout": 60_000,
         "dataDir": data_dir,
         "clientPort": port,
         "clientPortAddress": host,
-        # One machine runs every worker of a local cluster: the limit per address must not bind.
-        "maxClientCnxns": 0,
-        "admin.enableServer": "false",
-        "4lw.commands.whitelist": "ruok,srvr,stat,mntr,cons",
-        "preAllocSize": 4096,
-        "autopurge.snapRetainCount": 3,
-        "autopurge.purgeInterval": 1,
         "forceSync": "yes" if durable else "no",
+        **_TABLE["settings"],
         **(more or {}),
     }
     config = data_dir / "zoo.cfg"
     config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
     log_config = data_dir / "log4j2.properties"
-    log_config.write_text(_LOG_CONFIG, encoding="utf-8")
+    log_config.write_text(_TABLE["log4j2.properties"], encoding="utf-8")
     return [
         java,
         f"-Xmx{heap_mb}m",
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
+        *_TABLE["java_options"],
         *class_data_options("zookeeper", java, jars),
-        "-XX:+ExitOnOutOfMemoryError",
-        "-Djava.awt.headless=true",
-        "-Dzookeeper.admin.enableServer=false",
-        "-Dzookeeper.jmx.log4j.disable=true",
-        "-Dlog4j2.disableJmx=true",
         f"-Dlog4j2.configurationFile={log_config}",
         *java_options,
         "-cp",
@@ -191,7 +149,7 @@ def ensemble_command(
     users = data_dir.absolute() / "quorum.jaas"
     if password:
         data_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(users, _QUORUM_USERS.format(password=password), mode=0o600)
+        write_atomically(users, _TABLE["member_users"].format(password=password), mode=0o600)
     command = zookeeper_command(
         data_dir,
         me.client,
@@ -199,16 +157,7 @@ def ensemble_command(
         tick_ms=tick_ms,
         heap_mb=128,
         durable=durable,
-        more={
-            **peers,
-            "initLimit": INIT_TICKS,
-            "syncLimit": SYNC_TICKS,
-            # A vote for a member that is gone must not hold up an election for its default of five seconds.
-            "cnxTimeout": 1000,
-            "standaloneEnabled": "false",
-            "reconfigEnabled": "false",
-            **(_QUORUM_AUTH if password else {}),
-        },
+        more={**peers, **_TABLE["member"], **(_TABLE["member_auth"] if password else {})},
         # Its FIPS mode, which is the default, refuses DIGEST-MD5.
         java_options=[f"-Djava.security.auth.login.config={users}", "-Dzookeeper.fips-mode=false"] if password else (),
     )
