@@ -7,6 +7,7 @@ into ZooKeeper paths, file names, Dagster partition keys and web pages, so every
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
@@ -110,24 +111,18 @@ def make_code_dir(topology_id: str, number: int) -> str:
     return f"{topology_id}.{number}"
 
 
-def jar_key(code_dir: str) -> str:
-    """Blob key of the archive of a topology's code."""
-    return f"{code_dir}-stormjar.jar"
+def _key_with(suffix: str) -> Callable[[str], str]:
+    return lambda code_dir: f"{code_dir}{suffix}"
 
 
-def conf_key(code_dir: str) -> str:
-    """Blob key of the normalized conf (JSON)."""
-    return f"{code_dir}-stormconf.ser"
-
-
-def code_key(code_dir: str) -> str:
-    """Blob key of the normalized topology (JSON)."""
-    return f"{code_dir}-stormcode.ser"
-
-
-def placement_key(topology_id: str) -> str:
-    """Blob key of the reasons for the topology's placement (JSON)."""
-    return f"{topology_id}-placement.json"
+jar_key = _key_with("-stormjar.jar")
+"""Blob key of the archive of a topology's code."""
+conf_key = _key_with("-stormconf.ser")
+"""Blob key of the normalized conf (JSON)."""
+code_key = _key_with("-stormcode.ser")
+"""Blob key of the normalized topology (JSON)."""
+placement_key = _key_with("-placement.json")
+"""Blob key of the reasons for the placement of the topology of that id (JSON)."""
 
 
 def code_dir_of_blob_key(key: str) -> str | None:

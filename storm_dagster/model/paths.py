@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 CLUSTER_ID = "/cluster_id"
 SUPERVISORS = "/supervisors"
 WORKERS = "/workers"
@@ -44,14 +46,14 @@ FIRST_LEVEL = tuple(
 """The persistent first-level nodes, created together with the root."""
 
 
-def supervisor(supervisor_id: str) -> str:
-    """Ephemeral heartbeat record of one supervisor."""
-    return f"{SUPERVISORS}/{supervisor_id}"
+def _child_of(parent: str) -> Callable[[str], str]:
+    return lambda name: f"{parent}/{name}"
 
 
-def workers(topology_id: str) -> str:
-    """Parent of the live workers of one topology."""
-    return f"{WORKERS}/{topology_id}"
+supervisor = _child_of(SUPERVISORS)
+"""Ephemeral heartbeat record of one supervisor."""
+workers = _child_of(WORKERS)
+"""Parent of the live workers of one topology."""
 
 
 def worker(topology_id: str, node: str, port: int) -> str:
@@ -59,34 +61,18 @@ def worker(topology_id: str, node: str, port: int) -> str:
     return f"{WORKERS}/{topology_id}/{node}-{port}"
 
 
-def deploy(name: str) -> str:
-    """Ephemeral record of the run that deploys the declared topology of that name."""
-    return f"{DEPLOYS}/{name}"
-
-
-def topology(topology_id: str) -> str:
-    """The StormBase: a topology exists while this node does."""
-    return f"{TOPOLOGY}/{topology_id}"
-
-
-def assignment(topology_id: str) -> str:
-    """Assignment of tasks to slots; the node's data version is the assignment's version."""
-    return f"{ASSIGNMENTS}/{topology_id}"
-
-
-def assignment_backup(name: str) -> str:
-    """The newest assignment of a topology name; it survives a kill."""
-    return f"{ASSIGNMENTS_BAK}/{name}"
-
-
-def tasks(topology_id: str) -> str:
-    """Task ids of each component."""
-    return f"{TASKS}/{topology_id}"
-
-
-def taskbeats(topology_id: str) -> str:
-    """Heartbeat counters of all workers of one topology, written by its topology master."""
-    return f"{TASKBEATS}/{topology_id}"
+deploy = _child_of(DEPLOYS)
+"""Ephemeral record of the run that deploys the declared topology of that name."""
+topology = _child_of(TOPOLOGY)
+"""The StormBase: a topology exists while this node does."""
+assignment = _child_of(ASSIGNMENTS)
+"""Assignment of tasks to slots; the node's data version is the assignment's version."""
+assignment_backup = _child_of(ASSIGNMENTS_BAK)
+"""The newest assignment of a topology name; it survives a kill."""
+tasks = _child_of(TASKS)
+"""Task ids of each component."""
+taskbeats = _child_of(TASKBEATS)
+"""Heartbeat counters of all workers of one topology, written by its topology master."""
 
 
 def task_errors(topology_id: str, component: str | None = None) -> str:
@@ -102,9 +88,8 @@ def task_errors(topology_id: str, component: str | None = None) -> str:
     return f"{TASKERRORS}/{topology_id}/{escaped}"
 
 
-def metrics(topology_id: str) -> str:
-    """Registry of metric ids of one topology."""
-    return f"{METRICS}/{topology_id}"
+metrics = _child_of(METRICS)
+"""Registry of metric ids of one topology."""
 
 
 def blob(key: str, holder: str | None = None) -> str:
@@ -112,9 +97,8 @@ def blob(key: str, holder: str | None = None) -> str:
     return f"{BLOBSTORE}/{key}" if holder is None else f"{BLOBSTORE}/{key}/{holder}"
 
 
-def blob_max_sequence(key: str) -> str:
-    """The highest sequence number that a blob's content ever had."""
-    return f"{BLOBSTORE_MAX_SEQUENCE}/{key}"
+blob_max_sequence = _child_of(BLOBSTORE_MAX_SEQUENCE)
+"""The highest sequence number that a blob's content ever had."""
 
 
 def gray_upgrade(topology_id: str, part: str | None = None) -> str:
@@ -132,14 +116,10 @@ def state_home(topology_id: str) -> str:
     return f"{TOPOLOGY}/{topology_id}/state"
 
 
-def token(client_token: str) -> str:
-    """The topology id that a client token was given at its first use."""
-    return f"{TOKENS}/{client_token}"
-
-
-def spark_session(use: str) -> str:
-    """The pinned Spark Connect session id for one use."""
-    return f"{SPARK_SESSIONS}/{use}"
+token = _child_of(TOKENS)
+"""The topology id that a client token was given at its first use."""
+spark_session = _child_of(SPARK_SESSIONS)
+"""The pinned Spark Connect session id for one use."""
 
 
 def sensor_memory(sensor: str, record: str | None = None) -> str:

@@ -81,6 +81,15 @@ _SAMPLES = {
     "sensor": "sensor",
     "record": "0",
 }
+_CHILDREN = {
+    "assignment_backup": "wc",
+    "blob_max_sequence": _SAMPLES["key"],
+    "deploy": "wc",
+    "spark_session": _SAMPLES["use"],
+    "supervisor": "node",
+    "token": "token",
+}
+"""Path -> a child, where it is no topology's."""
 _ENVIRONMENT = re.compile(r"""["'](STORM_JAR|(?:STORM_DAGSTER|DAGSTER|SPARK|PYSPARK|JAVA|XDG)_[A-Z_]+)["']""")
 
 
@@ -123,14 +132,11 @@ def _zookeeper_paths() -> Names:
     from storm_dagster.model import paths
 
     fixed = [value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)]
-    made = [path for function in _functions(paths) for path in _sampled(function)]
+    makers = {name: value for name, value in vars(paths).items() if inspect.isfunction(value) and name[0] != "_"}
+    children = {name: maker for name, maker in makers.items() if [*inspect.signature(maker).parameters] == ["name"]}
+    made = [path for name, maker in makers.items() if name not in children for path in _sampled(maker)]
+    made += [maker(_CHILDREN.get(name, _SAMPLES["topology_id"])) for name, maker in children.items()]
     return {"first level": list(paths.FIRST_LEVEL), "fixed": fixed, "made": made}
-
-
-def _functions(module: types.ModuleType) -> Iterator[Callable[..., Any]]:
-    for name, value in vars(module).items():
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
-            yield value
 
 
 def _blob_keys() -> Names:
