@@ -55,7 +55,7 @@ def zk_connect(zookeeper_server: str, zk_root: str) -> Iterator[Callable[..., Zk
 
     def connect(**options: object) -> ZkSession:
         settings = {"root": zk_root, "session_timeout_ms": 4000, **options}
-        session = ZkSession.connect(zookeeper_server, **settings)
+        session = ZkSession(zookeeper_server, **settings)
         opened.append(session)
         return session
 
@@ -105,8 +105,6 @@ def zk_expire(zookeeper_server: str) -> Callable[[ZkSession], None]:
     def expire(session: ZkSession) -> None:
         identity = session.client_id
         assert identity is not None, "the session is not connected"
-        ZkSession.connect(
-            zookeeper_server, root=session.root or "/", session_timeout_ms=4000, client_id=identity
-        ).close()
+        ZkSession(zookeeper_server, root=session.root or "/", session_timeout_ms=4000, client_id=identity).close()
 
     return expire

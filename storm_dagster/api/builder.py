@@ -35,7 +35,7 @@ class TopologyBuilder:
         outputs: Outputs = None,
     ) -> Spec:
         """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an input."""
-        return self._add("spout", component_id, component, None, par, config, args, outputs)
+        return self._add("spout", component_id, component, par=par, config=config, args=args, outputs=outputs)
 
     def set_bolt(
         self,
@@ -48,19 +48,9 @@ class TopologyBuilder:
         outputs: Outputs = None,
     ) -> Spec:
         """Add a bolt; inputs are component ids, specs or their streams, as in ``Component.spec``."""
-        return self._add("bolt", component_id, component, inputs, par, config, args, outputs)
+        return self._add("bolt", component_id, component, inputs, par=par, config=config, args=args, outputs=outputs)
 
-    def _add(
-        self,
-        kind: str,
-        component_id: str,
-        component: Any,
-        inputs: Inputs,
-        par: int | None,
-        config: Mapping[str, Any] | None,
-        args: Mapping[str, Any] | None,
-        outputs: Outputs,
-    ) -> Spec:
+    def _add(self, kind: str, component_id: str, component: Any, inputs: Inputs = None, **given: Any) -> Spec:
         if component_id in self._specs:
             raise InvalidTopology(f"component id {component_id!r} is used twice: rename one of the two")
         if isinstance(component, Spec):
@@ -68,18 +58,11 @@ class TopologyBuilder:
             if inputs is not None:
                 spec.inputs = inputs
         elif isinstance(component, str):
-            spec = Spec(
-                kind=kind,
-                code=component,
-                args=args,
-                inputs=inputs,
-                par=1 if par is None else par,
-                config=config,
-                outputs=outputs,
-            )
+            given["par"] = 1 if given["par"] is None else given["par"]
+            spec = Spec(kind=kind, code=component, inputs=inputs, **given)
         elif isinstance(component, type) and hasattr(component, "spec"):
             made: Any = component
-            spec = made.spec(inputs=inputs, par=par, config=config, outputs=outputs, args=args)
+            spec = made.spec(inputs=inputs, **given)
         else:
             raise InvalidTopology(
                 f"component {component_id!r} must be a Spout or Bolt class, a spec, or 'module:Class', got {component!r:.60}"

@@ -10,18 +10,7 @@ from typing import Any
 from storm_dagster.api.state import TaskState
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import topology_name_of
-from storm_dagster.model.topology import DEFAULT_STREAM, TopologySpec
-
-_KEYS = (
-    "task->component",
-    "taskid",
-    "componentid",
-    "stream->target->grouping",
-    "streams",
-    "stream->outputfields",
-    "source->stream->grouping",
-    "source->stream->fields",
-)
+from storm_dagster.model.topology import DEFAULT_STREAM, InputSpec, TopologySpec
 
 
 def _grouping(grouping: Any) -> dict[str, Any]:
@@ -138,39 +127,27 @@ class TopologyContext:
 
     # streamparse hands components a map; these are its keys.
     def __getitem__(self, key: str) -> Any:
-        if key == "taskid":
-            return self.task_id
-        if key == "componentid":
-            return self.component
-        if key == "task->component":
-            return {str(task): name for task, name in self._tasks.items()}
-        if key == "streams":
-            return self.streams
-        if key == "stream->outputfields":
-            return {stream: self.output_fields(stream) for stream in self.streams}
-        if key == "stream->target->grouping":
-            targets: dict[str, dict[str, Any]] = {stream: {} for stream in self.streams}
-            for name, _, reading in self.spec.components():
-                for item in reading.inputs:
-                    if item.component == self.component and item.stream in targets:
-                        targets[item.stream][name] = _grouping(item.grouping)
-            return targets
-        if key in ("source->stream->fields", "source->stream->grouping"):
-            part = self.spec.component(self.component)
-            found: dict[str, dict[str, Any]] = {}
-            for item in part.inputs if part else ():
-                if not item.component.startswith("__"):
-                    found.setdefault(item.component, {})[item.stream] = (
-                        _grouping(item.grouping)
-                        if key.endswith("grouping")
-                        else self.source_fields(item.component, item.stream)
-                    )
-            return found
-        raise KeyError(key)
+        return _KEYS[key](self)
+
+    def _targets(self) -> dict[str, dict[str, Any]]:
+        targets: dict[str, dict[str, Any]] = {stream: {} for stream in self.streams}
+        for name, _, reading in self.spec.components():
+            for item in reading.inputs:
+                if item.component == self.component and item.stream in targets:
+                    targets[item.stream][name] = _grouping(item.grouping)
+        return targets
+
+    def _sources(self, what: Callable[[InputSpec], Any]) -> dict[str, dict[str, Any]]:
+        part = self.spec.component(self.component)
+        found: dict[str, dict[str, Any]] = {}
+        for item in part.inputs if part else ():
+            if not item.component.startswith("__"):
+                found.setdefault(item.component, {})[item.stream] = what(item)
+        return found
 
     def keys(self) -> tuple[str, ...]:
         """Keys of the map, which is the context of the multilang protocol."""
-        return _KEYS
+        return tuple(_KEYS)
 
     def __iter__(self) -> Iterator[str]:
         return iter(_KEYS)
@@ -184,3 +161,15 @@ class TopologyContext:
             return self[key]
         except KeyError:
             return default
+
+
+_KEYS: dict[str, Callable[[TopologyContext], Any]] = {
+    "task->component": lambda of: {str(task): name for task, name in of._tasks.items()},
+    "taskid": lambda of: of.task_id,
+    "componentid": lambda of: of.component,
+    "stream->target->grouping": lambda of: of._targets(),
+    "streams": lambda of: of.streams,
+    "stream->outputfields": lambda of: {stream: of.output_fields(stream) for stream in of.streams},
+    "source->stream->grouping": lambda of: of._sources(lambda item: _grouping(item.grouping)),
+    "source->stream->fields": lambda of: of._sources(lambda item: of.source_fields(item.component, item.stream)),
+}

@@ -132,13 +132,11 @@ class WindowedBolt(GatheringBolt):
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """The window in conf keys, which a spec's ``config`` may override."""
         config: dict[str, Any] = dict(cls.window.conf) if cls.window is not None else {}
+        times = {"watermark.event.interval.ms": cls.watermark_secs, "watermark.idle.timeout.ms": cls.idle_secs}
         if cls.timestamp_field is not None:
             config[f"{_PREFIX}tuple.timestamp.field.name"] = cls.timestamp_field
-            config[f"{_PREFIX}tuple.timestamp.max.lag.ms"] = round(cls.lag_secs * 1000)
-        if cls.watermark_secs is not None:
-            config[f"{_PREFIX}watermark.event.interval.ms"] = round(cls.watermark_secs * 1000)
-        if cls.idle_secs is not None:
-            config[f"{_PREFIX}watermark.idle.timeout.ms"] = round(cls.idle_secs * 1000)
+            times["tuple.timestamp.max.lag.ms"] = cls.lag_secs
+        config.update({_PREFIX + key: round(secs * 1000) for key, secs in times.items() if secs is not None})
         if cls.late_stream is not None:
             config[f"{_PREFIX}late.tuple.stream"] = cls.late_stream
         return config

@@ -67,11 +67,11 @@ def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
             f"{owner} names a stream for late tuples, but no timestamp field: only stamped tuples can be late"
         )
     return WindowShape(
-        length_count=length_count,
-        length_ms=length_ms,
-        slide_count=slide_count,
-        slide_ms=slide_ms,
-        gap_ms=gap_ms,
+        length_count,
+        length_ms,
+        slide_count,
+        slide_ms,
+        gap_ms,
         event_time=event_time,
         lag_ms=int(value("tuple.timestamp.max.lag.ms") or 0),
         watermark_ms=int(value("watermark.event.interval.ms") or DEFAULT_WATERMARK_MS),

@@ -76,7 +76,7 @@ class LeadershipSession:
                 epoch = self._held(wake)
                 if epoch is None:
                     self._confirmed = None
-                    if not self._vacant():
+                    if self._state.exists(paths.NIMBUS_MASTER):
                         return None
                     epoch = self._take(leader, http)
                 if epoch is not None:
@@ -87,16 +87,11 @@ class LeadershipSession:
     def _held(self, wake: Wake | None) -> int | None:
         """The epoch that goes with a ``/nimbus_master`` of this session."""
         path = paths.NIMBUS_MASTER
-        if wake is not None:
-            self._cluster.watches.add_wake(path, wake)
-        if not self._state.exists(path, watch=wake is not None) or not self._state.owned(path):
+        if not self._state.exists(path, watch=self._cluster.watch(path, wake)) or not self._state.owned(path):
             return None
         # Only who creates /nimbus_master raises /epoch, so that while the node is ours the epoch is too.
         found = self._cluster.epoch()
         return found[0] if found is not None and self._state.owned(path) else None
-
-    def _vacant(self) -> bool:
-        return not self._state.exists(paths.NIMBUS_MASTER)
 
     def _take(self, leader: str, http: str) -> int | None:
         version = self._state.get_version(paths.EPOCH)
@@ -131,9 +126,7 @@ class LeadershipSession:
 
     def current(self, wake: Wake | None = None) -> str | None:
         """Thrift address of the leader; ``None`` at the moment. ``wake`` is called when that changes."""
-        if wake is not None:
-            self._cluster.watches.add_wake(paths.NIMBUS_MASTER, wake)
-        raw = self._state.get_data(paths.NIMBUS_MASTER, wake is not None)
+        raw = self._state.get_data(paths.NIMBUS_MASTER, self._cluster.watch(paths.NIMBUS_MASTER, wake))
         return raw.decode("utf-8", "replace") if raw else None
 
     # -- followers --------------------------------------------------------------------------------------
@@ -153,9 +146,7 @@ class LeadershipSession:
     def followers(self, wake: Wake | None = None) -> dict[str, dict[str, Any]]:
         """Address -> detail of every registered nimbus. ``wake`` is called when one comes or goes."""
         folder = paths.NIMBUS_SLAVE_DETAIL
-        if wake is not None:
-            self._cluster.watches.add_wake(folder, wake)
-        addresses = self._state.find_children(folder, wake is not None) or []
+        addresses = self._state.find_children(folder, self._cluster.watch(folder, wake)) or []
         details: dict[str, dict[str, Any]] = {}
         found = self._state.get_many([f"{folder}/{address}" for address in addresses])
         for address, node in zip(addresses, found, strict=True):

@@ -22,7 +22,7 @@ from kazoo.security import ACL, Id
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, InvalidRequest, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.model.zookeeper_access import ZooKeeperUsers
-from storm_dagster.zk.connection import LeaseConnection, SessionLease, make_client
+from storm_dagster.zk.connection import SessionLease, make_client
 from storm_dagster.zk.multi_read import multi_read_async
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def normalize_root(root: str) -> str:
 class ZkSession:
     """A session with a ZooKeeper ensemble, below one root path.
 
-    Made by :meth:`connect` in the process that uses it; every use in a forked child raises
+    Made in the process that uses it; every use in a forked child raises
     ``InvalidRequest``. All methods may be called from any thread. Requests are refused with
     ``Unavailable`` while the connection is down instead of being queued, and every wait has a deadline;
     only the reconnection itself goes on in the background until :meth:`close`.
@@ -69,33 +69,6 @@ class ZkSession:
 
     def __init__(
         self,
-        client: KazooClient,
-        connection: LeaseConnection,
-        *,
-        hosts: str,
-        root: str,
-        session_timeout_ms: int,
-        retry_times: int,
-        retry_interval_ms: int,
-        users: ZooKeeperUsers | None = None,
-    ) -> None:
-        self.hosts = hosts
-        self.users = users
-        self.root: str = normalize_root(root)
-        self._client = client
-        self._connection = connection
-        self._session_timeout_ms = session_timeout_ms
-        self._retries = max(0, retry_times)
-        self._interval = max(1, retry_interval_ms) / 1000.0
-        self._pid = os.getpid()
-        self._up = threading.Event()
-        self._closed = False
-        self._closing = threading.Lock()
-        self._listeners: list[Callable[[str], None]] = []
-        client.add_listener(self._on_state)
-
-    @staticmethod
-    def connect(
         hosts: str,
         *,
         root: str,
@@ -107,8 +80,8 @@ class ZkSession:
         auth: str | None = None,
         super_acl: str = "",
         tls: ssl.SSLContext | None = None,
-    ) -> ZkSession:
-        """A connected session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
+    ) -> None:
+        """Connect a session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
 
         Nothing is created. ``client_id`` continues an existing session. With ``auth`` (lines of
         "user:password", digest) the nodes it creates are the first user's, and its topology's workers' as far as they
@@ -119,30 +92,33 @@ class ZkSession:
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'")
-        normalize_root(root)
+        self.root: str = normalize_root(root)
         if auth is not None and not all(all(one.partition(":")) for one in auth.split("\n")):
             raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
+        self.hosts = hosts
+        self.users = None if auth is None else ZooKeeperUsers(auth, super_acl)
         client, connection = make_client(hosts, session_timeout_ms, client_id, auth, tls)
-        session = ZkSession(
-            client,
-            connection,
-            hosts=hosts,
-            root=root,
-            session_timeout_ms=session_timeout_ms,
-            retry_times=retry_times,
-            retry_interval_ms=retry_interval_ms,
-            users=None if auth is None else ZooKeeperUsers(auth, super_acl),
-        )
+        self._client = client
+        self._connection = connection
+        self._session_timeout_ms = session_timeout_ms
+        self._retries = max(0, retry_times)
+        self._interval = max(1, retry_interval_ms) / 1000.0
+        self._pid = os.getpid()
+        self._up = threading.Event()
+        self._closed = False
+        self._closing = threading.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+        client.add_listener(self._on_state)
         client.start_async()
         deadline = time.monotonic() + connection_timeout_ms / 1000.0
-        while not session._up.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
+        while not self._up.wait(min(0.1, max(0.0, deadline - time.monotonic()))):
             failures = list(connection.tls_errors)
             distrusted = [error for error in failures if isinstance(error, ssl.SSLCertVerificationError)]
             # As often as there are servers, so that one that is trusted was tried, too.
             untrusted = len(distrusted) == len(failures) > hosts.count(",")
             if not untrusted and time.monotonic() < deadline:
                 continue
-            session.close()
+            self.close()
             if untrusted:
                 raise Misconfigured(
                     f"ZooKeeper at {hosts} is not trusted ({distrusted[-1].verify_message}): name its authority in "
@@ -160,7 +136,6 @@ class ZkSession:
                 "start it (storm-dagster zookeeper, or dev), or correct storm.zookeeper.servers and .port "
                 "(over TLS it needs storm.zookeeper.ssl.enable)"
             )
-        return session
 
     # -- state ------------------------------------------------------------------------------------------
 

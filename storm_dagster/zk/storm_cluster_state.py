@@ -47,7 +47,7 @@ def _with_port(server: str, port: int) -> str:
 
 def open_session(full: Mapping[str, Any]) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of a complete conf, whoever may write its root."""
-    return ZkSession.connect(
+    return ZkSession(
         zookeeper_hosts(full),
         root=full["storm.zookeeper.root"],
         session_timeout_ms=full["storm.zookeeper.session.timeout"],
@@ -205,11 +205,6 @@ class StormClusterState(WorkerNodes, TaskErrors):
             # Watches die with the connection: their events may have been lost.
             self.session.dispatch(self.watches.wake_all)
 
-    def _wake(self, path: str, wake: Wake | None) -> bool:
-        if wake is not None:
-            self.watches.add_wake(path, wake)
-        return wake is not None
-
     # -- reading ----------------------------------------------------------------------------------------
 
     def _callback(self, path: str, callback: Callable[..., object] | None) -> bool:
@@ -264,7 +259,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
 
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
         """Version and data of ``/assignments``: every change of an assignment raises it. See ``zk/assignment_changes``."""
-        found = self.state.get_data_with_version(paths.ASSIGNMENTS, self._wake(paths.ASSIGNMENTS, wake))
+        found = self.state.get_data_with_version(paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake))
         if found is None:
             raise Unavailable(f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was read")
         return found[1].version, found[0]
@@ -272,7 +267,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
     def read_assignment(self, topology_id: str, wake: Wake | None = None) -> tuple[Assignment, Versioned] | None:
         """The assignment and its version; ``None`` without one. ``wake`` also fires when it is removed."""
         path = paths.assignment(topology_id)
-        found = shards.read_sharded(self.state, path, self._wake(path, wake))
+        found = shards.read_sharded(self.state, path, self.watch(path, wake))
         return None if found is None else (decode_record(Assignment, found[0], path), found[1])
 
     def read_tasks(self, topology_id: str) -> records.TaskTable | None:
@@ -289,7 +284,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
-        return gray_upgrades.read_upgrade(self.state, topology_id, self._wake(paths.gray_upgrade(topology_id), wake))
+        return gray_upgrades.read_upgrade(self.state, topology_id, self.watch(paths.gray_upgrade(topology_id), wake))
 
     def blacklist(self) -> frozenset[str]:
         """Hosts that get no new work."""

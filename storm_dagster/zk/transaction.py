@@ -24,10 +24,10 @@ _OVERHEAD = 64  # bytes of framing for each operation, generously
 class _Operation:
     kind: Literal["check", "create", "set", "delete"]
     path: str
+    add: Callable[[TransactionRequest, str], None]
+    """Adds it to a request; called with that and the path that the server knows."""
     data: bytes = b""
     version: int = -1
-    ephemeral: bool = False
-    sequence: bool = False
 
 
 def conflict(message: str, path: str) -> Conflict:
@@ -88,7 +88,7 @@ class Transaction:
 
     def check(self, path: str, version: int) -> Transaction:
         """Commit only if the node has that data version. A failing check of ``/epoch`` is ``Fenced``."""
-        return self._add(_Operation("check", path, version=version))
+        return self._add(_Operation("check", path, lambda to, full: to.check(full, version), version=version))
 
     def create(self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False) -> Transaction:
         """Create the node, whose parent must exist and which must not.
@@ -96,15 +96,18 @@ class Transaction:
         With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so that such
         nodes are in the order of their transactions.
         """
-        return self._add(_Operation("create", path, data, ephemeral=ephemeral, sequence=sequence))
+        acl = self._session.acl(path)
+        return self._add(
+            _Operation("create", path, lambda to, full: to.create(full, data, acl, ephemeral, sequence), data)
+        )
 
     def set(self, path: str, data: bytes, version: int) -> Transaction:
         """Replace the data of the node if it has that version."""
-        return self._add(_Operation("set", path, data, version=version))
+        return self._add(_Operation("set", path, lambda to, full: to.set_data(full, data, version), data, version))
 
     def delete(self, path: str, version: int = -1) -> Transaction:
         """Delete the node, which must exist and have no children."""
-        return self._add(_Operation("delete", path, version=version))
+        return self._add(_Operation("delete", path, lambda to, full: to.delete(full, version), version=version))
 
     def commit(self) -> list[int | str | None]:
         """Send the operations: all of them land, or none.
@@ -147,16 +150,7 @@ class Transaction:
     def _request(self, client: object) -> TransactionRequest:
         request = TransactionRequest(client)
         for operation in self._operations:
-            full = self._session.full(operation.path)
-            if operation.kind == "check":
-                request.check(full, operation.version)
-            elif operation.kind == "create":
-                acl = self._session.acl(operation.path)
-                request.create(full, operation.data, acl, operation.ephemeral, operation.sequence)
-            elif operation.kind == "set":
-                request.set_data(full, operation.data, operation.version)
-            else:
-                request.delete(full, operation.version)
+            operation.add(request, self._session.full(operation.path))
         return request
 
     @staticmethod

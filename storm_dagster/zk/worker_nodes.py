@@ -26,6 +26,12 @@ class WorkerNodes:
     state: ClusterState
     watches: WatchSlots
 
+    def watch(self, path: str, wake: Wake | None) -> bool:
+        """Call ``wake`` at the next event of ``path``, whose watch the read that follows has to arm; whether there is one."""
+        if wake is not None:
+            self.watches.add_wake(path, wake)
+        return wake is not None
+
     def write_worker_node(
         self, topology_id: str, node: str, port: int, record: WorkerNode, *, assignment_version: int
     ) -> None:
@@ -87,13 +93,11 @@ class WorkerNodes:
         read: its process lives, so that it must not be taken for absent. ``wake`` is called when one comes, goes or
         rewrites its record.
         """
-        parent, watch = paths.workers(topology_id), wake is not None
-        if wake is not None:
-            self.watches.add_wake(parent, wake)
+        parent = paths.workers(topology_id)
+        watch = self.watch(parent, wake)
         found = [f"{parent}/{name}" for name in self.state.find_children(parent, watch) or ()]
         for path in found:
-            if wake is not None:
-                self.watches.add_wake(path, wake)
+            self.watch(path, wake)
         return {
             parse_worker_name(path.rpartition("/")[2]): decode_record(WorkerNode, node[0], path)
             for path, node in zip(found, self.state.get_many(found, watch), strict=True)

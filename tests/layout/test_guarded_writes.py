@@ -108,7 +108,7 @@ GUARDED: dict[str, dict[str, str]] = {
         "TaskErrors.report_error.delete_node": APPEND,
         "TaskErrors.report_error.set_data": OWN_VERSION,
     },
-    "zk/transaction.py": {"Transaction._request.TransactionRequest": LAYER, "Transaction._request.set_data": LAYER},
+    "zk/transaction.py": {"Transaction._request.TransactionRequest": LAYER, "Transaction.set.set_data": LAYER},
     "zk/worker_nodes.py": {
         "WorkerNodes.write_worker_node.transaction": ASSIGNMENT,
         "WorkerNodes.remove_worker_node.transaction": SESSION,

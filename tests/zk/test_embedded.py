@@ -87,7 +87,7 @@ def test_start_stop_and_find_the_state_again(tmp_path: Path) -> None:
     address, pid = server.address, server.pid
     host, _, port = address.rpartition(":")
     assert server_answers(host, int(port))
-    session = ZkSession.connect(address, root="/", session_timeout_ms=4000)
+    session = ZkSession(address, root="/", session_timeout_ms=4000)
     ZooKeeperClusterState(session).set_data("/kept", b"1")
     session.close()
     server.stop()
@@ -97,7 +97,7 @@ def test_start_stop_and_find_the_state_again(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with EmbeddedZooKeeper(tmp_path / "zk", int(port)) as again:
-        session = ZkSession.connect(again.address, root="/", session_timeout_ms=4000)
+        session = ZkSession(again.address, root="/", session_timeout_ms=4000)
         assert ZooKeeperClusterState(session).get_data("/kept") == b"1"
         session.close()
 

@@ -28,7 +28,7 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnse
 
 
 def connect(hosts: str) -> ZkSession:
-    return ZkSession.connect(hosts, root="/ensemble", session_timeout_ms=4000)
+    return ZkSession(hosts, root="/ensemble", session_timeout_ms=4000)
 
 
 def test_members_are_named_once() -> None:

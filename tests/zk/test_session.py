@@ -47,7 +47,7 @@ def test_an_address_on_which_nobody_listens_is_unavailable() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(Unavailable, match="does not answer"):
-        ZkSession.connect(f"127.0.0.1:{port}", root="/x", session_timeout_ms=2000, connection_timeout_ms=300)
+        ZkSession(f"127.0.0.1:{port}", root="/x", session_timeout_ms=2000, connection_timeout_ms=300)
 
 
 def test_a_server_that_accepts_and_says_nothing() -> None:
@@ -55,7 +55,7 @@ def test_a_server_that_accepts_and_says_nothing() -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         with pytest.raises(Unavailable):
-            ZkSession.connect(
+            ZkSession(
                 f"127.0.0.1:{silent.getsockname()[1]}", root="/x", session_timeout_ms=1000, connection_timeout_ms=300
             )
 
@@ -63,13 +63,13 @@ def test_a_server_that_accepts_and_says_nothing() -> None:
 @pytest.mark.parametrize("hosts", ["", "a b", "h:1/chroot", "h:1,,h:2"])
 def test_malformed_hosts_are_refused(hosts: str) -> None:
     with pytest.raises(InvalidRequest):
-        ZkSession.connect(hosts, root="/x", session_timeout_ms=1000)
+        ZkSession(hosts, root="/x", session_timeout_ms=1000)
 
 
 @pytest.mark.parametrize("root", ["x", "", "/a/../b"])
 def test_a_malformed_root_is_refused(root: str) -> None:
     with pytest.raises(InvalidRequest):
-        ZkSession.connect("127.0.0.1:1", root=root, session_timeout_ms=1000)
+        ZkSession("127.0.0.1:1", root=root, session_timeout_ms=1000)
 
 
 def test_negotiated_timeout_and_ids(zk_connect: Connect) -> None:
@@ -110,7 +110,7 @@ def test_idle_pings_keep_the_lease(zk_connect: Connect) -> None:
 
 
 def test_a_frozen_server_ends_the_lease_and_no_call_hangs(own_server: EmbeddedZooKeeper) -> None:
-    session = ZkSession.connect(own_server.address, root="/", session_timeout_ms=2000)
+    session = ZkSession(own_server.address, root="/", session_timeout_ms=2000)
     states = listen(session)
     held = session.session_id
     os.kill(own_server.pid, signal.SIGSTOP)
@@ -128,7 +128,7 @@ def test_a_frozen_server_ends_the_lease_and_no_call_hangs(own_server: EmbeddedZo
 
 
 def test_calls_while_disconnected_are_refused_and_later_ones_work(own_server: EmbeddedZooKeeper) -> None:
-    session = ZkSession.connect(own_server.address, root="/", session_timeout_ms=4000)
+    session = ZkSession(own_server.address, root="/", session_timeout_ms=4000)
     state = ZooKeeperClusterState(session)
     state.set_data("/kept", b"1")
     held = session.session_id
@@ -198,7 +198,7 @@ def test_a_raising_listener_disturbs_no_other(zk_connect: Connect) -> None:
 
 
 def test_close_during_a_dead_connection_has_a_deadline(own_server: EmbeddedZooKeeper) -> None:
-    session = ZkSession.connect(own_server.address, root="/", session_timeout_ms=20_000)
+    session = ZkSession(own_server.address, root="/", session_timeout_ms=20_000)
     os.kill(own_server.pid, signal.SIGSTOP)
     closed: list[bool] = []
     thread = threading.Thread(target=lambda: closed.append(session.close(deadline=0.5)), daemon=True)

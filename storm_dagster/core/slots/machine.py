@@ -20,8 +20,9 @@ state                     meaning
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from storm_dagster.core.slots import model
 from storm_dagster.core.slots.model import Slot, SlotLimits, Work
@@ -51,21 +52,7 @@ def extend_deadline(slot: Slot, seconds: float) -> Slot:
 
 def step(slot: Slot, event: model.Event, now: float, limits: SlotLimits) -> _Result:
     """The slot after ``event``, and instructions. Late results that fit nothing any more change nothing."""
-    if isinstance(event, model.Assigned):
-        return _assigned(slot, event.work, event.lazy, now)
-    if isinstance(event, model.CodeReady):
-        return _code_ready(slot, event.code_dir, now)
-    if isinstance(event, model.CodeFailed):
-        return _code_failed(slot, event, now, limits)
-    if isinstance(event, model.Launched):
-        return _launched(slot, event, now)
-    if isinstance(event, model.LaunchFailed):
-        return _launch_failed(slot, event, now, limits)
-    if isinstance(event, model.Beat):
-        return _beat(slot, event, now)
-    if isinstance(event, model.Exited):
-        return _exited(slot, event, now, limits)
-    return _tick(slot, now, limits)
+    return _HANDLERS[type(event)](slot, event, now, limits)
 
 
 def _same_topology(one: Work | None, other: Work | None) -> bool:
@@ -76,7 +63,8 @@ def _enter(slot: Slot, state: model.SlotState, now: float) -> Slot:
     return replace(slot, state=state, since=now) if slot.state != state else slot
 
 
-def _assigned(slot: Slot, work: Work | None, lazy: bool, now: float) -> _Result:
+def _assigned(slot: Slot, event: model.Assigned, now: float, limits: SlotLimits) -> _Result:
+    work, lazy = event.work, event.lazy
     if work == slot.wanted and lazy == slot.lazy:
         return slot, ()
     if work != slot.wanted and work != slot.counted:
@@ -158,7 +146,8 @@ def _end_process(slot: Slot, now: float) -> _Result:
     return slot, (model.Terminate(worker.id), *fetch)
 
 
-def _code_ready(slot: Slot, code_dir: str, now: float) -> _Result:
+def _code_ready(slot: Slot, event: model.CodeReady, now: float, limits: SlotLimits) -> _Result:
+    code_dir = event.code_dir
     if slot.fetching == code_dir:
         slot = replace(slot, fetching=None)
     if slot.wanted is None or slot.wanted.code_dir != code_dir:
@@ -184,7 +173,7 @@ def _code_failed(slot: Slot, event: model.CodeFailed, now: float, limits: SlotLi
     return slot, (model.Report(work.topology_id, event.reason),) if news and event.lasting else ()
 
 
-def _launched(slot: Slot, event: model.Launched, now: float) -> _Result:
+def _launched(slot: Slot, event: model.Launched, now: float, limits: SlotLimits) -> _Result:
     if slot.worker is not None or (not slot.launching and not event.beating):
         # A process that the machine did not ask for must not stay: two in one slot are never allowed.
         return slot, (model.Kill(event.worker.id),)
@@ -215,7 +204,7 @@ def _launch_failed(slot: Slot, event: model.LaunchFailed, now: float, limits: Sl
     return slot, (*report, *instructions)
 
 
-def _beat(slot: Slot, event: model.Beat, now: float) -> _Result:
+def _beat(slot: Slot, event: model.Beat, now: float, limits: SlotLimits) -> _Result:
     if slot.worker is None or slot.worker.id != event.worker_id:
         return slot, ()
     work = slot.worker.work
@@ -261,7 +250,7 @@ def _describe_exit(status: int | None) -> str:
     return f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
 
 
-def _tick(slot: Slot, now: float, limits: SlotLimits) -> _Result:
+def _tick(slot: Slot, event: model.Tick, now: float, limits: SlotLimits) -> _Result:
     if slot.worker is None:
         return (slot, ()) if slot.launching else _without_process(slot, now)
     if slot.state in ("killing", "killing-to-relaunch"):
@@ -288,3 +277,15 @@ def _tick(slot: Slot, now: float, limits: SlotLimits) -> _Result:
     if slot.state == "waiting-for-update":
         return _update_or_fetch(slot, now)
     return slot, ()
+
+
+_HANDLERS: dict[type, Callable[[Slot, Any, float, SlotLimits], _Result]] = {
+    model.Assigned: _assigned,
+    model.CodeReady: _code_ready,
+    model.CodeFailed: _code_failed,
+    model.Launched: _launched,
+    model.LaunchFailed: _launch_failed,
+    model.Beat: _beat,
+    model.Exited: _exited,
+    model.Tick: _tick,
+}
