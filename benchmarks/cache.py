@@ -102,7 +102,7 @@ def report(*, quick: bool = False) -> Iterator[tuple[str, str, str]]:
         tempfile.TemporaryDirectory(prefix="bench-cache-") as folder,
         EmbeddedZooKeeper(Path(folder) / "zookeeper", durable=False) as server,
     ):
-        session = ZkSession.connect(server.address, root="/bench", session_timeout_ms=20_000)
+        session = ZkSession(server.address, root="/bench", session_timeout_ms=20_000)
         try:
             create_cluster_root(session, "bench")
             plain = ZooKeeperClusterState(session)

@@ -182,7 +182,7 @@ def _log_row(http: httpx.Client, home: Path, samples: int) -> Row:
 
 
 def _summary_rows(http: httpx.Client, client: Any, zookeeper: str, samples: int) -> Iterator[Row]:
-    session = ZkSession.connect(zookeeper, root="/storm", session_timeout_ms=20_000)
+    session = ZkSession(zookeeper, root="/storm", session_timeout_ms=20_000)
     try:
         state = ZooKeeperClusterState(session)
         for number in range(TOPOLOGIES):

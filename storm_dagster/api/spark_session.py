@@ -143,10 +143,7 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
         # Inherited too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
-        builder = builder.config("spark.ui.enabled", "false")
-        for key, value in extra.items():
-            builder = builder.config(key, value)
-        return builder.getOrCreate()
+        return builder.config(map={"spark.ui.enabled": "false", **extra}).getOrCreate()
     except Exception as error:
         raise Unavailable(
             f"Spark at {url} does not answer ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
@@ -160,9 +157,7 @@ def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> A
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     builder = SparkSession.builder.remote(with_spark_token(remote_with_session(url, session_id)))
-    for key, value in extra.items():
-        builder = builder.config(key, value)
-    session: Any = builder.create()
+    session: Any = builder.config(map=dict(extra)).create()
     # Otherwise a call to a lost server is retried for ten minutes.
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
     # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed clients; hooks run in reverse

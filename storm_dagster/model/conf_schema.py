@@ -68,7 +68,7 @@ def check_value(key: str, value: Any) -> str | None:
 
 def _known_keys() -> Iterator[tuple[str, ConfKey]]:
     rows = load_table(__name__, "conf_keys")
-    rows["topology.scheduler.strategy"]["choices"] = STRATEGIES
+    rows["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
     for key, row in rows.items():
         yield key, ConfKey(row.pop("type"), **row)
 

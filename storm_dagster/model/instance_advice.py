@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from storm_dagster.model.tables import load_table
+
 _STOCK_DEQUEUE_SECS = 5
+_TABLE = load_table(__name__, "instance_advice")
 
 
 @dataclass(frozen=True)
@@ -38,43 +41,26 @@ def instance_advice(settings: Mapping[str, Any]) -> tuple[Advice, ...]:
 
 def _advice(settings: Mapping[str, Any]) -> Iterator[Advice]:
     if not sensors_use_threads(settings):
-        yield Advice(
-            "sensors.use_threads",
-            "false",
-            "true",
-            "heartbeat_sensor waits for changes instead of looking every few seconds: a lost worker is seen within "
-            "milliseconds, and no slow sensor delays another",
-            "the daemon evaluates sensors in threads (sensors.num_workers, for example 8): your sensors must bear that "
-            "others run beside them",
-        )
+        yield _row("sensors.use_threads", "false")
     coordinator = _section(settings, "run_coordinator")
     if coordinator.get("class", "QueuedRunCoordinator") != "QueuedRunCoordinator":
         return
-    inner = coordinator.get("config")
     queue = {
-        **(inner if isinstance(inner, Mapping) else {}),
+        **_section(coordinator, "config"),
         **_section(settings, "run_queue"),
         **_section(_section(settings, "concurrency"), "runs"),
     }
     pause = queue.get("dequeue_interval_seconds", _STOCK_DEQUEUE_SECS)
     if isinstance(pause, int) and pause > 1:
-        yield Advice(
-            "run_queue.dequeue_interval_seconds",
-            str(pause),
-            "1",
-            f"every run starts up to {pause - 1} s sooner, runs that heal or submit included",
-            "the daemon asks its run storage for queued runs every second",
-        )
+        yield _row("run_queue.dequeue_interval_seconds", pause, secs=pause - 1)
     most = queue.get("max_concurrent_runs")
     if most in (0, 1):
-        yield Advice(
-            "concurrency.runs.max_concurrent_runs",
-            str(most),
-            "2 or more",
-            "a run that heals or submits starts beside another run; behind it, the leader heals after about two minutes, "
-            "and a deploy job of a declared topology ends after 15 s to make room for the run that it waits for",
-            "as many runs at once on the machines of your run launcher",
-        )
+        yield _row("concurrency.runs.max_concurrent_runs", most)
+
+
+def _row(setting: str, now: object, **given: object) -> Advice:
+    row = _TABLE[setting]
+    return Advice(setting, str(now), row["better"], row["gain"].format(**given), row["cost"])
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

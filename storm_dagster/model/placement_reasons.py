@@ -94,10 +94,43 @@ class Refusal(NamedTuple):
     """The same for each of its tasks, without numbers."""
 
 
-def no_supervisor_refusal(name: str) -> Refusal:
-    """Refusal for a cluster without a live supervisor."""
-    message = f"topology {name!r} cannot be placed, no supervisor is alive: start one"
-    return Refusal("Unavailable", message, "no supervisor is alive")
+_REFUSALS = {
+    "no supervisor": Refusal(
+        "Unavailable", "topology {name!r} cannot be placed, no supervisor is alive: start one", "no supervisor is alive"
+    ),
+    "differ node": Refusal(
+        "Unavailable",
+        "topology {name!r} wants {needed} tasks of component {component!r} on different supervisors, its workers "
+        "are on {supervisors} that may take one: raise topology.workers, add a supervisor, rebalance with "
+        "reassign, or turn task.on.differ.node off",
+        "task.on.differ.node finds too few supervisors",
+    ),
+    "too many requests": Refusal(
+        "InvalidRequest",
+        "topology {name!r} places {workers}, but use.userdefine.assignment asks for {requested} and "
+        "{kept} would be kept beside: raise topology.workers, ask for fewer workers, or "
+        "place all again (rebalance with reassign, or without use.old.assignment)",
+        "more workers are asked for than its topology has",
+    ),
+    "even": Refusal(
+        "InvalidRequest",
+        "topology {name!r} uses the even strategy, which knows no {keys}: "
+        "remove that, or set topology.scheduler.strategy=balanced",
+        "the even strategy cannot do what the conf asks for",
+    ),
+    "local": Refusal(
+        "InvalidRequest",
+        "topology {name!r} uses the local strategy, which needs exactly one supervisor, there are {supervisors}: "
+        "set topology.scheduler.strategy=balanced or leave one supervisor",
+        "the local strategy needs exactly one supervisor",
+    ),
+}
+
+
+def refusal(kind: str, name: str, **given: object) -> Refusal:
+    """The refusal of that kind for a topology of that name, its message completed with the values given."""
+    found = _REFUSALS[kind]
+    return found._replace(message=found.message.format(name=name, **given))
 
 
 def short_of_slots_refusal(
@@ -132,24 +165,10 @@ def short_of_slots_refusal(
     return Refusal("Unavailable", message, "its topology needs more slots than are free")
 
 
-def differ_node_refusal(name: str, component: str, needed: int, supervisors: int) -> Refusal:
-    """Refusal for a component with ``task.on.differ.node`` whose workers are on too few supervisors."""
-    message = (
-        f"topology {name!r} wants {needed} tasks of component {component!r} on different supervisors, its workers "
-        f"are on {supervisors} that may take one: raise topology.workers, add a supervisor, rebalance with "
-        "reassign, or turn task.on.differ.node off"
-    )
-    return Refusal("Unavailable", message, "task.on.differ.node finds too few supervisors")
-
-
 def too_many_requests_refusal(name: str, requested: int, kept: int, count: int) -> Refusal:
     """Refusal for user-defined workers that do not fit beside the old workers that are kept."""
-    message = (
-        f"topology {name!r} places {_counted(count, 'worker')}, but use.userdefine.assignment asks for {requested} and "
-        f"{_counted(kept, 'old worker')} would be kept beside: raise topology.workers, ask for fewer workers, or "
-        "place all again (rebalance with reassign, or without use.old.assignment)"
-    )
-    return Refusal("InvalidRequest", message, "more workers are asked for than its topology has")
+    workers, old = _counted(count, "worker"), _counted(kept, "old worker")
+    return refusal("too many requests", name, workers=workers, requested=requested, kept=old)
 
 
 def dropped_requests(key: str, requested: int, count: int) -> str:
@@ -160,15 +179,6 @@ def dropped_requests(key: str, requested: int, count: int) -> str:
     )
 
 
-def even_refusal(name: str, keys: Iterable[str]) -> Refusal:
-    """Refusal for conf keys that the ``even`` strategy, which assigns tasks round robin, cannot honor."""
-    message = (
-        f"topology {name!r} uses the even strategy, which knows no {', no '.join(keys)}: "
-        "remove that, or set topology.scheduler.strategy=balanced"
-    )
-    return Refusal("InvalidRequest", message, "the even strategy cannot do what the conf asks for")
-
-
 def even_ignores(keys: Iterable[str]) -> str:
     """Warning for conf keys that the ``even`` strategy ignores."""
     return f"the even strategy knows no {', no '.join(keys)}: ignored"
@@ -176,12 +186,3 @@ def even_ignores(keys: Iterable[str]) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def local_refusal(name: str, supervisors: int) -> Refusal:
-    """Refusal for local mode on a cluster that has not exactly one supervisor."""
-    message = (
-        f"topology {name!r} uses the local strategy, which needs exactly one supervisor, there are {supervisors}: "
-        "set topology.scheduler.strategy=balanced or leave one supervisor"
-    )
-    return Refusal("InvalidRequest", message, "the local strategy needs exactly one supervisor")

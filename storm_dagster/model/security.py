@@ -195,31 +195,22 @@ class Security:
             ) from None
 
 
-def _audit(error: ssl.SSLError) -> None:
-    if not isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError):
-        _log.warning("a TLS client was refused: %s", error)
+def _audited(kind: Any) -> Any:
+    """That class of TLS ends, as one that reports a failed handshake: servers do not."""
 
-
-class _AuditedObject(ssl.SSLObject):
-    """TLS object of asyncio servers, which do not report a failed handshake."""
-
-    def do_handshake(self) -> None:
+    def do_handshake(self: Any, *block: bool) -> None:
         try:
-            super().do_handshake()
+            kind.do_handshake(self, *block)
         except ssl.SSLError as error:
-            _audit(error)
+            if not isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError):
+                _log.warning("a TLS client was refused: %s", error)
             raise
 
+    return type(f"_Audited{kind.__name__}", (kind,), {"do_handshake": do_handshake})
 
-class _AuditedSocket(ssl.SSLSocket):
-    """TLS socket of blocking servers."""
 
-    def do_handshake(self, block: bool = False) -> None:
-        try:
-            super().do_handshake(block)
-        except ssl.SSLError as error:
-            _audit(error)
-            raise
+# Of asyncio servers, and of blocking ones.
+_AuditedObject, _AuditedSocket = _audited(ssl.SSLObject), _audited(ssl.SSLSocket)
 
 
 def _refuse_shared_key(path: str) -> None:

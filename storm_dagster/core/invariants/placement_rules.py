@@ -98,7 +98,5 @@ def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
         for (node, port), worker in sorted(topology.live_workers.items()):
             found = here.get((node, port), [])
             if found and all(part.pid != worker.pid for part in found):
-                yield (
-                    f"slot {node}:{port}",
-                    (f"process {found[0].pid} runs in it, but process {worker.pid} holds its node"),
-                )
+                reason = f"process {found[0].pid} runs in it, but process {worker.pid} holds its node"
+                yield f"slot {node}:{port}", reason

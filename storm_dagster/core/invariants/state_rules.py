@@ -38,10 +38,8 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
         if topology is None or topology.assignment is None:
             yield f"process {process.pid}", f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, which is gone"
         elif slot not in {worker.slot for worker in topology.assignment.workers}:
-            yield (
-                f"process {process.pid}",
-                (f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, whose assignment names that slot no more"),
-            )
+            reason = f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, whose assignment names that slot no more"
+            yield f"process {process.pid}", reason
 
 
 # -- I4: code is stored and replicated ----------------------------------------------------------------------
@@ -90,13 +88,9 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
     if before.cluster_id != now.cluster_id:
         yield f"cluster {now.cluster_id}", f"stands where cluster {before.cluster_id} stood"
     elif now.epoch < before.epoch or now.assignments_version < before.assignments_version:
-        yield (
-            f"cluster {now.cluster_id}",
-            (
-                f"went back from epoch {before.epoch}, placement {before.assignments_version} "
-                f"to epoch {now.epoch}, placement {now.assignments_version}"
-            ),
-        )
+        went = f"went back from epoch {before.epoch}, placement {before.assignments_version} "
+        now_at = f"to epoch {now.epoch}, placement {now.assignments_version}"
+        yield f"cluster {now.cluster_id}", went + now_at
 
 
 # -- I6: one topology for one token and one name ------------------------------------------------------------
@@ -131,12 +125,8 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
     for topology in visible(snapshot.view):
         gray = (snapshot.gray or {}).get(topology.id)
         if snapshot.gray is not None and (gray is not None and gray.going_on) != (topology.base.status in _UPGRADING):
-            yield (
-                title(topology),
-                (
-                    f"is {topology.base.status}, but a gray upgrade is {'' if gray and gray.going_on else 'not '}recorded"
-                ),
-            )
+            recorded = "" if gray and gray.going_on else "not "
+            yield title(topology), f"is {topology.base.status}, but a gray upgrade is {recorded}recorded"
         if gray is not None and (both := gray.upgrading & gray.upgraded):
             yield title(topology), f"workers {', '.join(sorted(both))} are upgrading and upgraded at once"
         # A worker that was not picked may run any former version: it gets the newest at its next start.

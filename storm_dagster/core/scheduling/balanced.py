@@ -17,7 +17,7 @@ from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, Placeme
 from storm_dagster.core.scheduling.slot_requests import RequestedSlot
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
-from storm_dagster.model.placement_reasons import Reason, differ_node_refusal, too_many_requests_refusal
+from storm_dagster.model.placement_reasons import Reason, refusal, too_many_requests_refusal
 
 
 class Balanced:
@@ -83,7 +83,8 @@ class Balanced:
             left = able - blocked[need.component]
             if len(left) < need.units:
                 which = about.differ_names[about.differ.index(need.component)]
-                raise PlacementRefused(differ_node_refusal(about.name, which, need.units, len(left)))
+                numbers = {"needed": need.units, "supervisors": len(left)}
+                raise PlacementRefused(refusal("differ node", about.name, component=which, **numbers))
 
     def fill(self, assignment: TaskAssignment) -> None:
         """Fill requested workers, keep what stays, then choose a worker for each executor by the selectors."""

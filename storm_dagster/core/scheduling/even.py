@@ -11,7 +11,7 @@ from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, Slot
 from storm_dagster.core.scheduling.slot_requests import ReusableSlot
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
-from storm_dagster.model.placement_reasons import Reason, even_ignores, even_refusal
+from storm_dagster.model.placement_reasons import Reason, even_ignores, refusal
 
 
 class Even:
@@ -40,7 +40,7 @@ class Even:
         about, request = allocation.about, allocation.request
         unsupported = _unsupported_requests(about)
         if unsupported and about.event == "new":
-            raise PlacementRefused(even_refusal(about.name, unsupported))
+            raise PlacementRefused(refusal("even", about.name, keys=", no ".join(unsupported)))
         alive: list[ReusableSlot] = []
         fixed = sum(request.fixed)
         if about.event == "monitor":

@@ -6,7 +6,7 @@ from storm_dagster.core.scheduling.requested_workers import Grants
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
-from storm_dagster.model.placement_reasons import Reason, local_refusal
+from storm_dagster.model.placement_reasons import Reason, refusal
 
 
 class Local:
@@ -31,7 +31,7 @@ class Local:
         allocation.reserve = 0
         nodes = allocation.nodes
         if len(nodes) != 1:
-            raise PlacementRefused(local_refusal(allocation.about.name, len(nodes)))
+            raise PlacementRefused(refusal("local", allocation.about.name, supervisors=len(nodes)))
         free = allocation.ports_of(nodes[0])
         if not free:
             raise allocation.short(1, with_remedy=False)

@@ -9,7 +9,7 @@ from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.reuse import Saving
 from storm_dagster.core.scheduling.slot_requests import SlotRequest
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
-from storm_dagster.model.placement_reasons import Reason, Refusal, no_supervisor_refusal, short_of_slots_refusal
+from storm_dagster.model.placement_reasons import Reason, Refusal, refusal, short_of_slots_refusal
 
 
 class PlacementRefused(Exception):
@@ -130,4 +130,4 @@ class SlotAllocation:
     def require_supervisor(self) -> None:
         """Refuse the topology when no supervisor is alive."""
         if not self.ports.host:
-            raise PlacementRefused(no_supervisor_refusal(self.about.name))
+            raise PlacementRefused(refusal("no supervisor", self.about.name))
