@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 from storm_dagster.api.spark_bolt import SparkBolt as SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
-from storm_dagster.api.spark_checkpoint import CheckpointOwner
 from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss, is_taken, query_error
-from storm_dagster.api.spark_progress import metrics_of, new_reports
+from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spark_session import (
     archive_of,
     check_function,

@@ -6,6 +6,7 @@ planner sees only supervisors that may get work; what runs on any other stays wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -298,3 +299,21 @@ def assignment_of(
     before = {worker.slot: worker for worker in previous.workers}
     workers = tuple(worker.keep_unknown(before.get(worker.slot)) for worker in built.workers)
     return built.model_copy(update={"workers": workers}).keep_unknown(previous)
+
+
+def imbalance(workers: Iterable[tuple[str, int]], *, wanted: int, supervisors: int) -> float:
+    """Excess of the fullest worker or supervisor over its fair share: 0 is even, 1 is twice the share.
+
+    ``workers``: (supervisor id, number of tasks) of each used slot. ``wanted``: workers that the tasks should
+    be spread over. ``supervisors``: number of usable ones. The larger of two excesses: tasks on one worker, and
+    workers on one supervisor.
+    """
+    used = [(node, tasks) for node, tasks in workers if tasks > 0]
+    total = sum(tasks for _, tasks in used)
+    if not total:
+        return 0.0
+    fair_tasks = -(-total // max(1, min(wanted, total)))
+    fair_workers = -(-len(used) // max(1, min(supervisors, len(used))))
+    fullest = max(tasks for _, tasks in used)
+    crowded = max(Counter(node for node, _ in used).values())
+    return max(fullest / fair_tasks, crowded / fair_workers) - 1.0

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from storm_dagster.core.window_shape import WindowShape
-from storm_dagster.core.window_state import HeldTuple, Position, detach, in_order, join
+from storm_dagster.core.window_state import HeldTuple, Position, WindowShape, detach, in_order, join
 
 _stamp = attrgetter("stamp")
 

@@ -22,8 +22,7 @@ from kazoo.security import ACL, Id
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, InvalidRequest, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.model.zookeeper_access import ZooKeeperUsers
-from storm_dagster.zk.connection import SessionLease, make_client
-from storm_dagster.zk.multi_read import multi_read_async
+from storm_dagster.zk.connection import SessionLease, make_client, multi_read_async
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.submission.conf import normalize_conf, total_conf
-from storm_dagster.core.submission.parallelism import normalize_topology, wanted_executors
 from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.core.submission.tasks import executors_of, fixed_task_components, number_tasks, partition, rescale
+from storm_dagster.core.submission.tasks import (
+    executors_of,
+    fixed_task_components,
+    normalize_topology,
+    number_tasks,
+    partition,
+    rescale,
+    wanted_executors,
+)
 from storm_dagster.core.submission.validation import normalize_submission, validate_topology
 from storm_dagster.model.conf import default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.keyed_state import Contents, Partitioning, encode_entry
-from storm_dagster.core.window_shape import WindowShape, window_shape
-from storm_dagster.core.window_state import HeldTuple, Position
+from storm_dagster.core.window_state import HeldTuple, Position, WindowShape, window_shape
 from storm_dagster.core.windowing import Windows
 from storm_dagster.model.errors import InvalidTopology
 

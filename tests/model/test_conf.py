@@ -169,8 +169,8 @@ def test_a_family_of_storm_hides_no_key_that_means_something_and_no_other_typo()
 PUT_TOGETHER = {
     "nimbus.executors.perTopology": (r'"executors".*nimbus\.\{what\}\.perTopology', "core/submission/validation.py"),
     "nimbus.slots.perTopology": (r'"slots".*nimbus\.\{what\}\.perTopology', "core/submission/validation.py"),
-    "topology.bolt.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/parallelism.py"),
-    "topology.spout.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/parallelism.py"),
+    "topology.bolt.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
+    "topology.spout.parallelism": (r"topology\.\{kind\}\.parallelism", "core/submission/tasks.py"),
     "storm.tls.ca": (r'storm\.tls\.\{part\}"\) for part in \([^)]*"ca"', "model/security.py"),
     "topology.bolts.late.tuple.stream": (r"_PREFIX\}late\.tuple\.stream", "api/windows.py"),
 }

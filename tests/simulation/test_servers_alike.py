@@ -14,8 +14,7 @@ from kazoo import exceptions
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.protocol.states import Callback, WatchedEvent, ZnodeStat
 
-from storm_dagster.zk.connection import make_client
-from storm_dagster.zk.multi_read import multi_read_async
+from storm_dagster.zk.connection import make_client, multi_read_async
 from storm_simulation.client import SimulatedClient
 from storm_simulation.ensemble import Ensemble
 from storm_simulation.kernel import Host, Kernel, Process

@@ -13,8 +13,8 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.client.changes import change_topology
-from storm_dagster.core.balance import imbalance
 from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS
+from storm_dagster.core.reassignment import imbalance
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import STEADY
 from storm_dagster.defs.binding import bind, op_job

@@ -17,9 +17,8 @@ from storm_dagster.core.submission.conf import (
     normalize_conf,
     total_conf,
 )
-from storm_dagster.core.submission.parallelism import wanted_executors
 from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.core.submission.tasks import number_tasks
+from storm_dagster.core.submission.tasks import number_tasks, wanted_executors
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive

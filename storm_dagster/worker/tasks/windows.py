@@ -10,8 +10,7 @@ import msgspec
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, WindowedBolt
 from storm_dagster.core.keyed_state import Checkpoint, Contents, encode_value, join_encoded, key_of
-from storm_dagster.core.window_shape import window_shape
-from storm_dagster.core.window_state import HeldTuple
+from storm_dagster.core.window_state import HeldTuple, window_shape
 from storm_dagster.core.windowing import Windows
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology

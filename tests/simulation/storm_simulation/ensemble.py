@@ -12,7 +12,7 @@ from kazoo import exceptions
 from kazoo.protocol.serialization import Exists, GetACL, GetChildren, GetData, Sync, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from storm_dagster.zk.multi_read import MultiRead
+from storm_dagster.zk.connection import MultiRead
 from storm_simulation.kernel import Kernel
 from storm_simulation.tree import Happening, Tree, Watches
 
