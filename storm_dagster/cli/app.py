@@ -9,47 +9,29 @@ import importlib
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
 
 from storm_dagster import __version__
+from storm_dagster.cli.grammar import grammar
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.host import needs
 from storm_dagster.model.verbs import VERBS as CHANGES
 
-VERBS: dict[str, tuple[str, str]] = {
-    "dev": ("cluster_verbs", "Start a whole local cluster"),
-    "stop": ("cluster_verbs", "Stop a local cluster"),
-    "status": ("cluster_verbs", "Processes, leader, supervisors and topologies"),
-    "doctor": ("doctor", "Check this machine and the cluster, and print fixes"),
-    "submit": ("submit_verbs", "Submit a topology"),
-    "jar": ("submit_verbs", "Run a program that submits topologies"),
-    "list": ("topology_verbs", "List topologies"),
-    "show": ("topology_verbs", "One topology: tasks, slots, stats, errors"),
-    "visualize": ("topology_verbs", "Picture of a topology with what flows in it now"),
-    **{verb.name: ("change_verbs", verb.summary.partition(". ")[0].rstrip(".")) for verb in CHANGES.values()},
-    "blacklist": ("operate_verbs", "Hosts that get no new work"),
-    "blob": ("operate_verbs", "Blobs: list, read, store, delete"),
-    "token": ("operate_verbs", "Tokens for clients that cannot sign requests"),
-    "explain": ("read_commands", "Reasons for the placement of tasks"),
-    "plan": ("read_commands", "Plan a placement without a cluster"),
-    "conf": ("read_commands", "The cluster conf and where each value comes from"),
-    "supervisors": ("read_commands", "Supervisors and their slots"),
-    "nimbuses": ("read_commands", "Nimbuses and their leader"),
-    "errors": ("read_commands", "Errors of a topology's tasks"),
-    "state": ("read_commands", "State of a stateful bolt, key by key"),
-    "dead-letters": ("read_commands", "Tuples that failed too often: list, export, emit again"),
-    "logs": ("log_verbs", "Logs of a topology's workers"),
-    "tail": ("log_verbs", "Follow all logs of a local cluster"),
-    "zookeeper": ("daemon_verbs", "Daemon: the embedded ZooKeeper server"),
-    "spark": ("daemon_verbs", "Daemon: the embedded Spark Connect server"),
-    "nimbus": ("daemon_verbs", "Daemon: nimbus"),
-    "supervisor": ("daemon_verbs", "Daemon: the supervisor of this host"),
-    "worker": ("daemon_verbs", "Daemon: one worker (started by its supervisor)"),
-    "web": ("daemon_verbs", "Daemon: Dagster's UI and GraphQL, guarded"),
-    "warm-runs": ("daemon_verbs", "Daemon: starts Dagster's runs in forks of itself"),
-}
+
+def _verbs() -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, row in grammar()["verbs"].items():
+        if name == "change_verbs":
+            for verb in CHANGES.values():
+                yield verb.name, (name, verb.summary.partition(". ")[0].rstrip("."))
+        elif " " not in name:
+            yield name, (row["module"], row["summary"])
+
+
+VERBS: dict[str, tuple[str, str]] = dict(_verbs())
+"""Verb -> module of this package, and line in the list."""
 
 
 class _LazyGroup(click.Group):

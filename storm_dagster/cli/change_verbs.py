@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from storm_dagster.cli.grammar import grammar, parameters
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_json, print_table
-from storm_dagster.cli.submit_verbs import code_of, code_options, field_options
+from storm_dagster.cli.submit_verbs import code_of, field_options
 from storm_dagster.client.changes import Change, change_topology
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.verbs import VERBS, Verb
@@ -31,9 +32,8 @@ def command_of(row: Verb) -> click.Command:
     call.__doc__ = row.summary.replace("a topology", "topology NAME", 1)
     made: Any = field_options(row.request, call)
     if row.brings_code:
-        made = code_options(made)
-        made = click.argument("args", nargs=-1)(made)
-        made = click.argument("target", required=not row.batches)(made)
+        target = {"target": {"required": not row.batches}, "args": {"nargs": -1}}
+        made = parameters({**target, **grammar()["shared"]["code"]}, made)
     return verb(row.name, changes=True)(click.argument("name")(made))
 
 
@@ -69,21 +69,8 @@ def _print_plan(plan: dict[str, Any] | None) -> None:
         return
     added, removed = len(plan["tasks_added"]), len(plan["tasks_removed"])
     click.echo(f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed")
-    columns = ["task", "component", "from", "to", "why"]
-    print_table("moves", columns, [[move[column] for column in columns] for move in plan["moves"]])
-    print_table(
-        "workers",
-        ["node", "host:port", "tasks", "kept"],
-        [
-            (
-                worker["node"],
-                f"{worker['host']}:{worker['port']}",
-                ", ".join(map(str, worker["tasks"])),
-                "yes" if worker["kept"] else "no",
-            )
-            for worker in plan["workers"]
-        ],
-    )
+    print_table("moves", "task component from to why", plan["moves"])
+    print_table("workers", "node host:port tasks kept", plan["workers"])
     for warning in plan["warnings"]:
         click.echo(plain(f"warning: {warning}"), err=True)
 

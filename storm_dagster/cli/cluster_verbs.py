@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ import click
 
 from storm_dagster.cli.dagster_health import check_dagster
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, human_seconds, plain, print_answer, print_json, print_table, say
+from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table, say
 from storm_dagster.cli.process_states import ProcessState, advice, healing_sensor, state_of, uptime
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
@@ -54,31 +53,7 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
 _SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "ports")
 
 
-@verb("dev", changes=True)
-@click.option("--supervisors", type=click.IntRange(1, 50), default=2, show_default=True, help="Supervisors.")
-@click.option("--slots", type=click.IntRange(1, 200), default=4, show_default=True, help="Slots of each supervisor.")
-@click.option("--nimbuses", type=click.IntRange(1, 9), default=1, show_default=True, help="Nimbuses.")
-@click.option(
-    "--zookeepers",
-    type=click.Choice(["1", "3", "5"]),
-    default="1",
-    show_default=True,
-    help="ZooKeeper servers. Three survive the loss of one.",
-)
-@click.option(
-    "--ports",
-    type=click.Choice(["auto", "default"]),
-    default="default",
-    show_default=True,
-    help="'auto' takes free ports, so several clusters can run side by side.",
-)
-@click.option(
-    "--warm-runs/--no-warm-runs",
-    default=True,
-    help="Start Dagster's runs in forks of a loaded process. [default: warm-runs]",
-)
-@click.option("--detach", is_flag=True, help="Return when ready. `stop` stops the cluster.")
-@click.option("--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds.")
+@verb("dev")
 def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> None:
     """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
     from storm_dagster.cli.dev.cluster import refuse_live_home
@@ -105,16 +80,7 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
         return
     home.mkdir(parents=True, exist_ok=True)
     if detach and not is_child:
-        argv = [sys.executable, "-m", "storm_dagster", "dev", "--home", str(home), "--detach"]
-        for name in (*_SIZE, "timeout"):
-            argv += [f"--{name}", str(getattr(options, name))]
-        argv += ["--warm-runs" if options.warm_runs else "--no-warm-runs"]
-        if invocation.conf_dir is not None:
-            argv += ["--conf-dir", str(invocation.conf_dir)]
-        for key, value in invocation.overrides.items():
-            argv += ["-c", f"{key}={json.dumps(value)}"]
-        cluster = start_detached(home, argv)
-        _show_ready(invocation, cluster, detached=True)
+        _show_ready(invocation, start_detached(home), detached=True)
         return
     chosen = choose_ports(options, conf, home)
     plan = ClusterPlan(home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides)
@@ -136,7 +102,7 @@ def _stop_dev(record: RunFile, seconds: float) -> None:
         time.sleep(0.05)
 
 
-@verb("stop", changes=True)
+@verb("stop")
 def stop(invocation: Invocation) -> None:
     """Stop every process of the local cluster, workers first."""
     from storm_dagster.cli.dev.ending import end_cluster, marks_of
@@ -149,8 +115,7 @@ def stop(invocation: Invocation) -> None:
     running = [{"role": record.role, "id": record.id, "pid": record.pid} for record in records]
     if invocation.dry_run:
         document = {"dry_run": True, "home": str(home), "processes": running}
-        rows = [tuple(row.values()) for row in running]
-        print_answer(invocation.json, document, ["role", "id", "pid"], rows, title="would end")
+        print_answer(invocation.json, document, "role id pid", running, title="would end")
         return
     before = family(home, RunFile.read_all(home), marks)
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
@@ -226,21 +191,7 @@ def status(invocation: Invocation) -> None:
         click.echo(f"no cluster runs in {home}: start one with `storm-dagster dev`")
         return
     if rows or invocation.conf_dir is None:
-        print_table(
-            f"processes of {home}",
-            ["role", "id", "pid", "state", "uptime", "ports"],
-            [
-                (
-                    row["role"],
-                    row["id"],
-                    row["pid"],
-                    row["state"],
-                    human_seconds(row["uptime_secs"]),
-                    ", ".join(f"{name} {port}" for name, port in row["ports"].items()),
-                )
-                for row in rows
-            ],
-        )
+        print_table(f"processes of {home}", "role id pid state uptime ports", rows)
     for line in document["advice"]:
         click.echo(plain(line), err=True)
     if problem:
@@ -256,11 +207,4 @@ def status(invocation: Invocation) -> None:
         click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
     if not document["healer"]:
         click.echo(healing_sensor(home, armed=False)[1])
-    print_table(
-        "topologies",
-        ["name", "status", "workers", "tasks", "uptime"],
-        [
-            (row["name"], row["status"], row["workers"], row["tasks"], human_seconds(row["uptime_secs"]))
-            for row in document["topologies"]
-        ],
-    )
+    print_table("topologies", "name status workers tasks uptime", document["topologies"])

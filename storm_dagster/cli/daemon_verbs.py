@@ -95,10 +95,6 @@ def _become(
 
 
 @verb("zookeeper")
-@click.argument("action", required=False, type=click.Choice(["secure"]))
-@click.option("--port", type=click.IntRange(1, 65535), help="[default: storm.zookeeper.port]")
-@click.option("--host", default=None, help="Address to bind. [default: storm.local.hostname]")
-@click.option("--data-dir", metavar="DIR", help="[default: HOME/zookeeper]")
 def zookeeper(
     invocation: Invocation, action: str | None, port: int | None, host: str | None, data_dir: str | None
 ) -> None:
@@ -145,7 +141,6 @@ def _secure_nodes(invocation: Invocation) -> None:
 
 
 @verb("spark")
-@click.option("--warm-up", metavar="REMOTE", help="Run the first jobs on the server at REMOTE, then return.")
 def spark(invocation: Invocation, warm_up: str | None) -> None:
     """Run the embedded Spark Connect server (from pyspark's jars)."""
     from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
@@ -202,40 +197,28 @@ def _free_port() -> int:
 
 
 @verb("nimbus")
-@click.option("--id", "nimbus_id", help="Name of its local folder. [default: generated at the first start]")
-def nimbus(invocation: Invocation, nimbus_id: str | None) -> int:
+def nimbus(invocation: Invocation, name: str | None) -> int:
     """Run a nimbus."""
     from storm_dagster.nimbus.daemon import run
 
-    return _serve(invocation, "nimbus", nimbus_id, run)
+    return _serve(invocation, "nimbus", name, run)
 
 
 @verb("supervisor")
-@click.option("--id", "supervisor_id", help="Id in the cluster. [default: generated at the first start]")
-def supervisor(invocation: Invocation, supervisor_id: str | None) -> int:
+def supervisor(invocation: Invocation, name: str | None) -> int:
     """Run the supervisor of this host."""
     from storm_dagster.supervisor.daemon import run
 
-    return _serve(invocation, "supervisor", supervisor_id, run)
+    return _serve(invocation, "supervisor", name, run)
 
 
 @verb("worker")
-@click.argument("spec", type=click.Path(exists=True, dir_okay=False))
-def worker(invocation: Invocation, spec: str) -> None:
+def worker(invocation: Invocation, spec: Path) -> None:
     """Run one worker from its SPEC.json. Supervisors call this."""
-    os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", spec])
+    os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", str(spec)])
 
 
 @verb("web")
-@click.option(
-    "--workspace",
-    metavar="FILE",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Dagster's workspace.yaml.",
-)
-@click.option("--host", default=None, help="Address to bind. [default: storm.local.hostname]")
-@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True)
 def web(invocation: Invocation, workspace: Path, host: str | None, port: int) -> int:
     """Serve Dagster's UI and GraphQL to this user, or with storm.secret to administrators.
 
@@ -253,15 +236,6 @@ def web(invocation: Invocation, workspace: Path, host: str | None, port: int) ->
 
 
 @verb("warm-runs")
-@click.option(
-    "--module",
-    "modules",
-    metavar="MODULE",
-    multiple=True,
-    default=("storm_dagster.defs",),
-    show_default=True,
-    help="Module of a code location, as its workspace names it. May be repeated.",
-)
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     """Start Dagster's runs in forks of this process, which has loaded their code.
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import click
-
 from storm_dagster.cli.dagster_health import HealthResult, check_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
@@ -337,18 +335,6 @@ def _no_planner(batch: Any) -> Any:
 
 
 @verb("doctor")
-@click.option(
-    "--invariants", is_flag=True, help="Check invariants I1 to I8 on the live cluster. Exits with 6 if one is violated."
-)
-@click.option(
-    "--settle",
-    "stable_secs",
-    type=click.FloatRange(0, 600),
-    default=10.0,
-    show_default=True,
-    help="With --invariants: seconds for which a violation must last to count.",
-)
-@click.option("--security", is_flag=True, help="List what the cluster exposes to others, and how to close it.")
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float, security: bool) -> int:
     """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk. Exits with 4 on a problem."""
     if invariants:
@@ -377,7 +363,7 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float, securit
     print_answer(
         invocation.json,
         {"ok": not broken, "findings": findings},
-        ["check", "state", "found", "how to fix"],
-        [tuple("" if cell is None else cell for cell in finding.values()) for finding in findings],
+        ["check", "state", "found", "how to fix=mend"],
+        [{**finding, "mend": finding["mend"] or ""} for finding in findings],
     )
     return Unavailable.exit_code if broken else 0

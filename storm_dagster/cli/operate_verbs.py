@@ -37,8 +37,8 @@ def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], *
     print_answer(
         invocation.json,
         {"hosts": rows, **more},
-        ["host", "supervisors", "slots in use"],
-        [(row["host"], ", ".join(row["supervisors"]) or "none registered", row["used"]) for row in rows],
+        ["host", "supervisors", "slots in use=used"],
+        [{**row, "supervisors": row["supervisors"] or "none registered"} for row in rows],
     )
 
 
@@ -72,28 +72,19 @@ def _change_blacklist(
             click.echo(f"no supervisor of host {host} is registered now; the host is listed anyway", err=True)
 
 
-@verb("add", changes=True)
-@click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
-@click.option("--drain", is_flag=True, help="Move its tasks elsewhere, and return when the host is empty.")
-@click.option(
-    "-w",
-    "wait_secs",
-    type=click.IntRange(min=0),
-    help="Of --drain: seconds of silence before tasks move. [default: message timeout]",
-)
+@verb("blacklist add")
 def blacklist_add(invocation: Invocation, hosts: tuple[str, ...], drain: bool, wait_secs: int | None) -> None:
     """Give the supervisors of HOST no new work. Its workers continue, but for --drain."""
     _change_blacklist(invocation, hosts, "add", drain, wait_secs)
 
 
-@verb("remove", changes=True)
-@click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
+@verb("blacklist remove")
 def blacklist_remove(invocation: Invocation, hosts: tuple[str, ...]) -> None:
     """Allow new work on the supervisors of HOST again."""
     _change_blacklist(invocation, hosts, "remove")
 
 
-@verb("list")
+@verb("blacklist list")
 def blacklist_list(invocation: Invocation) -> None:
     """List the hosts that get no new work."""
     with invocation.nimbus() as nimbus:
@@ -126,19 +117,16 @@ def _users_key(nimbus: NimbusClient, key: str, doing: str) -> str:
     return key
 
 
-@verb("list")
-@click.argument("prefix", default="")
+@verb("blob list")
 def blob_list(invocation: Invocation, prefix: str) -> None:
     """List the blobs whose key begins with PREFIX."""
     with invocation.nimbus() as nimbus:
         blobs = nimbus.get("/v1/blobs", **({"prefix": prefix} if prefix else {}))["blobs"]
     rows = [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs]
-    print_answer(invocation.json, {"blobs": blobs}, ["key", "bytes", "sha256"], rows)
+    print_answer(invocation.json, {"blobs": blobs}, "key bytes sha256", rows)
 
 
-@verb("cat")
-@click.argument("key")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file instead.")
+@verb("blob cat")
 def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     """Write the verified content of blob KEY to standard output."""
     check_blob_key(key)
@@ -155,9 +143,7 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
         print_json({"key": key, "size": output.stat().st_size, "file": str(output)})
 
 
-@verb("put", changes=True)
-@click.argument("key")
-@click.argument("source", metavar="FILE", type=click.Path(allow_dash=True, dir_okay=False, path_type=Path))
+@verb("blob put")
 def blob_put(invocation: Invocation, key: str, source: Path) -> None:
     """Store FILE (- for standard input) as blob KEY. Returns when the blob is replicated."""
     with invocation.nimbus() as nimbus:
@@ -174,8 +160,7 @@ def blob_put(invocation: Invocation, key: str, source: Path) -> None:
     say(invocation.json, document, f"stored {meta.key}, {meta.size} bytes, SHA-256 {meta.sha256}")
 
 
-@verb("delete", changes=True)
-@click.argument("key")
+@verb("blob delete")
 def blob_delete(invocation: Invocation, key: str) -> None:
     """Delete blob KEY from all nimbuses."""
     with invocation.nimbus() as nimbus:
@@ -203,9 +188,7 @@ def _seconds(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-@verb("create")
-@click.option("--scope", type=click.Choice(SCOPES), required=True, help="What the token opens.")
-@click.option("--expires", default="30d", show_default=True, help="How long it counts, such as 90m, 12h, 30d.")
+@verb("token create")
 def token_create(invocation: Invocation, scope: str, expires: str) -> None:
     """Make a token from the cluster's secret (Authorization: Bearer, or the password of Basic).
 

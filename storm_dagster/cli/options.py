@@ -13,6 +13,7 @@ from typing import Any
 import click
 import httpx
 
+from storm_dagster.cli.grammar import grammar, parameters
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient
@@ -104,10 +105,11 @@ def _is_zookeeper(server: str, default_port: int, tls: ssl.SSLContext | None) ->
 
 
 def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """A click command whose function takes an :class:`Invocation` first.
+    """A click command whose function takes an :class:`Invocation` first, and then what the grammar says.
 
-    ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``.
+    ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``. The verb of a thing is named after it: ``blob list``.
     """
+    rules, shared = grammar()["verbs"].get(name) or {}, grammar()["shared"]
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
@@ -132,27 +134,9 @@ def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Call
             )
             return function(invocation, **rest)
 
-        options = [
-            click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
-            click.option(
-                "--home",
-                metavar="DIR",
-                help="State folder of a local cluster. [default: STORM_DAGSTER_HOME, else ./.storm-dagster]",
-            ),
-            click.option("--conf-dir", metavar="DIR", help="Folder of storm.yaml; its nimbus.seeds name the cluster."),
-            click.option(
-                "-c", "cluster_pairs", metavar="KEY=VALUE", multiple=True, help="Cluster conf; VALUE is YAML."
-            ),
-            click.option("-v", "--verbose", is_flag=True, help="Debug log on standard error."),
-        ]
-        if changes:
-            options += [
-                click.option("--dry-run", is_flag=True, help="Show the effect without changing anything."),
-                click.option("--wait/--no-wait", default=True, help="Wait for the effect. [default: wait]"),
-            ]
-        wrapped: Any = call
-        for option in reversed(options):
-            wrapped = option(wrapped)
-        return click.command(name, **settings)(wrapped)
+        made = parameters(rules.get("takes"), call)
+        if changes or rules.get("changes"):
+            made = parameters(shared["changes"], made)
+        return click.command(name.rpartition(" ")[2], **settings)(parameters(shared["common"], made))
 
     return decorate

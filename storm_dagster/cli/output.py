@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -52,27 +52,52 @@ def human_seconds(seconds: float | None) -> str:
     return " ".join(shown[:2]) or "0s"
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on standard output; cells are text, never markup."""
+Rows = Iterable[Mapping[str, Any] | Sequence[object]]
+
+
+def _cell(row: Mapping[str, Any], column: str) -> object:
+    """The value of a row of a document as a table shows it; ``None`` when it has none."""
+    if column == "uptime":
+        return human_seconds(row.get("uptime_secs"))
+    if column == "host:port":
+        return f"{row['host']}:{row['port']}" if row.get("port") else None
+    value = row.get(column)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or None
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.2f}"
+    return value
+
+
+def print_table(title: str, columns: str | Sequence[str], rows: Rows) -> None:
+    """A table on standard output; cells are text, never markup.
+
+    ``columns`` are names, also in one text; ``shown=key`` shows another name than the key of the rows that are maps.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     if title:
         sys.stdout.write(plain(title) + "\n")
+    names = columns.split() if isinstance(columns, str) else columns
+    named = [(shown, key or shown) for shown, _, key in (column.partition("=") for column in names)]
     table = Table(show_edge=False, show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for shown, _ in named:
+        table.add_column(shown, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(plain("-" if cell is None else cell)) for cell in row))
+        cells = [_cell(row, key) for _, key in named] if isinstance(row, Mapping) else row
+        table.add_row(*(Text(plain("-" if cell is None else cell)) for cell in cells))
     # Piped output is not cut at 80 columns.
     sys.stdout.flush()
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-def print_answer(
-    as_json: bool, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
-) -> None:
+def print_answer(as_json: bool, document: Any, columns: str | Sequence[str], rows: Rows, title: str = "") -> None:
     """The document as JSON, or a table of the ``rows`` that are made of it."""
     if as_json:
         print_json(document)

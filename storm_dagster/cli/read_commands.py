@@ -6,22 +6,21 @@ import dataclasses
 import datetime
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
 import click
 
+from storm_dagster.cli.grammar import grammar
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table, say
+from storm_dagster.cli.output import notify, plain, print_answer, print_json, print_table, say
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.masking import public_conf
 
 
 @verb("conf")
-@click.argument("key", required=False)
 def conf(invocation: Invocation, key: str | None) -> None:
     """Show the merged cluster conf, or one KEY of it: value, origin, meaning."""
     merged = invocation.conf
@@ -41,52 +40,33 @@ def conf(invocation: Invocation, key: str | None) -> None:
         print_json({"conf": rows, "warnings": list(merged.warnings)})
         return
     cells = [(n, "null" if r["value"] is None else r["value"], r["origin"], r["doc"] or "") for n, r in rows.items()]
-    print_table("", ["key", "value", "origin", "meaning"], cells)
+    print_table("", "key value origin meaning", cells)
     for warning in merged.warnings:
         click.echo(plain(f"warning: {warning}"), err=True)
 
 
-def _show_part(
-    invocation: Invocation, part: str, columns: list[str], cells: Callable[[dict[str, Any]], tuple[object, ...]]
-) -> None:
-    """Show one list of the cluster's document; ``cells`` makes a row of each of its entries."""
-    with invocation.nimbus() as nimbus:
-        rows = nimbus.get("/v1/cluster")[part]
-    print_answer(invocation.json, {part: rows}, columns, map(cells, rows))
+def _more(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with what its table shows beyond its fields."""
+    role = {"role": "leader" if row.get("leader") else "follower"}
+    down = row.get("not_running")
+    return {**row, **role, **({"tasks": f"{row['tasks']} ({down} do not run: see `show`)"} if down else {})}
 
 
-@verb("supervisors")
-def supervisors(invocation: Invocation) -> None:
-    """List the supervisors with their slots and used slots."""
-    _show_part(
-        invocation,
-        "supervisors",
-        ["id", "host", "ports", "used", "uptime"],
-        lambda row: (
-            row["id"],
-            row["host"],
-            ", ".join(map(str, row.get("ports", []))),
-            ", ".join(map(str, row.get("used", []))) or "-",
-            human_seconds(row.get("uptime_secs")),
-        ),
-    )
+def _reader(name: str, row: dict[str, Any]) -> click.Command:
+    """The command of a verb that only shows rows."""
+
+    def call(invocation: Invocation) -> None:
+        with invocation.nimbus() as nimbus:
+            rows = nimbus.get(row["get"])[row["part"]]
+        print_answer(invocation.json, {row["part"]: rows}, row["columns"], map(_more, rows))
+
+    call.__doc__ = row["help"]
+    return verb(name)(call)
 
 
-@verb("nimbuses")
-def nimbuses(invocation: Invocation) -> None:
-    """List the nimbuses and their leader."""
-    _show_part(
-        invocation,
-        "nimbuses",
-        ["host:port", "http", "role", "uptime", "version"],
-        lambda row: (
-            f"{row['host']}:{row['port']}",
-            row.get("http"),
-            "leader" if row.get("leader") else "follower",
-            human_seconds(row.get("uptime_secs")),
-            row.get("version"),
-        ),
-    )
+globals().update(
+    {f"read_{name}": _reader(name, row) for name, row in grammar()["verbs"].items() if row and "get" in row}
+)
 
 
 def _when(secs: float) -> str:
@@ -94,7 +74,6 @@ def _when(secs: float) -> str:
 
 
 @verb("errors")
-@click.argument("name")
 def errors(invocation: Invocation, name: str) -> None:
     """List the errors of the tasks of topology NAME, newest first."""
     with invocation.nimbus() as nimbus:
@@ -115,8 +94,6 @@ def errors(invocation: Invocation, name: str) -> None:
 
 
 @verb("explain")
-@click.argument("name")
-@click.argument("task", type=int, required=False)
 def explain(invocation: Invocation, name: str, task: int | None) -> None:
     """Explain the placement of the tasks of topology NAME, or of one TASK."""
     asked = {} if task is None else {"task": task}
@@ -147,34 +124,17 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     if choice:
         print_table(
             f"{choice['candidates']} workers could take it; not chosen, the closest first",
-            ["worker", "decided by", "there", f"in {choice['worker']}"],
-            [
-                (other["worker"], other["selector"], other["had"], other["chosen_had"])
-                for other in choice["alternatives"]
-            ],
+            ["worker", "decided by=selector", "there=had", f"in {choice['worker']}=chosen_had"],
+            choice["alternatives"],
         )
     mine = slots.get(str(task)) if task is not None else None
-    print_table(
-        "",
-        ["slot", "why"],
-        [
-            (slot, why)
-            for slot, why in sorted(document.get("worker_reasons", {}).items())
-            if task is None or slot == mine
-        ],
-    )
+    why = sorted(document.get("worker_reasons", {}).items())
+    print_table("", "slot why", [pair for pair in why if task is None or pair[0] == mine])
     for warning in document.get("warnings", []):
         click.echo(plain(f"warning: {warning}"), err=True)
 
 
 @verb("state")
-@click.argument("name")
-@click.argument("component")
-@click.argument("key", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Largest number of entries."
-)
-@click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
 def state(invocation: Invocation, name: str, component: str, key: str | None, limit: int, after: str | None) -> None:
     """Read the current state of stateful bolt COMPONENT of topology NAME, or only KEY.
 
@@ -189,14 +149,8 @@ def state(invocation: Invocation, name: str, component: str, key: str | None, li
     if invocation.json:
         print_json(document)
         return
-    print_table(
-        "",
-        ["task", "key", "value"],
-        [
-            (row["task"], json.dumps(row["key"]), row.get("shown") or json.dumps(row["value"]))
-            for row in document["entries"]
-        ],
-    )
+    rows = [(r["task"], json.dumps(r["key"]), r.get("shown") or json.dumps(r["value"])) for r in document["entries"]]
+    print_table("", "task key value", rows)
     if not document["entries"]:
         click.echo(f"{document['id']} keeps nothing {'for that key' if key else ''} in {component}")
     if document["next"]:
@@ -204,12 +158,6 @@ def state(invocation: Invocation, name: str, component: str, key: str | None, li
 
 
 @verb("dead-letters")
-@click.argument("name")
-@click.option("--component", metavar="SPOUT", help="Only those of one spout.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Letters to list at most.")
-@click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
-@click.option("--replay", is_flag=True, help="Emit all of them again, as after a bug is gone.")
-@click.option("--export", type=click.File("w", encoding="utf-8", lazy=True), help="Write all of them as lines of JSON.")
 def dead_letters(
     invocation: Invocation,
     name: str,
@@ -244,21 +192,13 @@ def dead_letters(
     if invocation.json:
         print_json(document)
         return
-    print_table(
-        "",
-        ["spout", "task", "number", "tries", "last", "failed in", "error", "values", "replayed"],
-        [
-            (
-                *(row[part] for part in ("spout", "task", "number", "tries")),
-                _when(row["last_ms"] // 1000),
-                f"{row['component']}[{row['failed_task']}]" if row["component"] else None,
-                row["error"],
-                json.dumps(row["values"])[:60],
-                _when(row["replayed_ms"] // 1000) if row.get("replayed_ms") is not None else None,
-            )
-            for row in letters
-        ],
-    )
+    for row in letters:
+        again = row.get("replayed_ms")
+        failed_in = f"{row['component']}[{row['failed_task']}]" if row["component"] else None
+        values, replayed = json.dumps(row["values"])[:60], None if again is None else _when(again // 1000)
+        row |= {"last": _when(row["last_ms"] // 1000), "in": failed_in, "values": values, "replayed": replayed}
+    columns = ["spout", "task", "number", "tries", "last", "failed in=in", "error", "values", "replayed"]
+    print_table("", columns, letters)
     if not letters:
         click.echo(f"{document['id']} has no dead letters")
     if document["next"]:
@@ -278,20 +218,8 @@ def _show_placements(document: dict[str, Any]) -> None:
     for name, outcome in document["topologies"].items():
         error = outcome.get("error")
         outcome_text = f"{name}: {outcome['status']}" + (f" ({error['message']})" if error else "")
-        print_table(
-            f"{outcome_text}, {outcome['moved']} tasks moved",
-            ["node", "host:port", "tasks", "components", "kept"],
-            [
-                (
-                    worker["node"],
-                    f"{worker['host']}:{worker['port']}",
-                    ", ".join(map(str, worker["tasks"])),
-                    ", ".join(f"{component} {count}" for component, count in worker["components"].items()),
-                    "yes" if worker["kept"] else "no",
-                )
-                for worker in outcome["workers"]
-            ],
-        )
+        title = f"{outcome_text}, {outcome['moved']} tasks moved"
+        print_table(title, "node host:port tasks components kept", outcome["workers"])
         for task, reason in outcome.get("unassigned", {}).items():
             notify(f"  task {task} is unassigned: {reason}")
         for warning in outcome.get("warnings", []):
@@ -301,7 +229,6 @@ def _show_placements(document: dict[str, Any]) -> None:
 
 
 @verb("plan")
-@click.argument("file")
 def plan(invocation: Invocation, file: str) -> None:
     """Plan the topologies of FILE (YAML or JSON, - for standard input) as a submission would. Changes nothing."""
     text = _plan_text(file)

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 import click
 import yaml
 
+from storm_dagster.cli.grammar import grammar, parameters
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json
 from storm_dagster.model.conf import parse_assignments, validate_conf
@@ -57,8 +58,8 @@ def _dry_run(
     print_answer(
         invocation.json,
         {"name": shown, "dry_run": True, "components": components, "archive": archive},
-        ["component", "type", "parallelism"],
-        [tuple(part.values()) for part in components],
+        "component=id type parallelism",
+        components,
         title=f"would submit {shown} with an archive of {archive['size']} bytes ({archive['sha256'][:12]})",
     )
 
@@ -82,20 +83,8 @@ def field_options(request: type[RequestModel], function: Any) -> Any:
     return function
 
 
-def code_options(function: Any) -> Any:
-    """Add the options of new code, of which :func:`code_of` makes arguments of the client's functions."""
-    for option in (
-        click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive."),
-        click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
-        click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."),
-        click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."),
-    ):
-        function = option(function)
-    return function
-
-
 def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
-    """Take those options out of what was ``given``. The conf is ``-c topology.*``, then the file, then ``--conf``."""
+    """Take the options of code out of what was ``given``, as arguments of the client's functions. The conf is ``-c topology.*``, then the file, then ``--conf``."""
     conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
     file, pairs, requirements = (given.pop(name) for name in ("conf_file", "pairs", "requirements"))
     if file is not None:
@@ -104,11 +93,8 @@ def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
     return {"conf": conf, "home": invocation.home, "requirements": Path(requirements) if requirements else None}
 
 
-@verb("submit", changes=True, context_settings={"ignore_unknown_options": False})
-@click.argument("target")
-@click.argument("args", nargs=-1)
-@click.option("--name", help="Name of the topology. [default: its own]")
-@code_options
+@verb("submit")
+@functools.partial(parameters, grammar()["shared"]["code"])
 @functools.partial(field_options, SubmitRequest)
 def submit(invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **given: Any) -> None:
     """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
@@ -142,9 +128,6 @@ def submit(invocation: Invocation, target: str, args: tuple[str, ...], name: str
 
 
 @verb("jar", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("archive")
-@click.argument("module")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]) -> None:
     """Run MODULE of ARCHIVE as a program; its calls of submit_topology upload ARCHIVE.
 

@@ -8,46 +8,10 @@ from urllib.parse import quote
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import human_seconds, plain, print_answer, print_json, print_table, say
-
-
-@verb("list")
-def list_topologies(invocation: Invocation) -> None:
-    """List the topologies of the cluster."""
-    with invocation.nimbus() as nimbus:
-        document = nimbus.get("/v1/topologies")
-    print_answer(
-        invocation.json,
-        document,
-        ["id", "name", "status", "uptime", "workers", "executors", "tasks"],
-        [
-            (
-                row["id"],
-                row["name"],
-                row["status"],
-                human_seconds(row["uptime_secs"]),
-                row["workers"],
-                row["executors"],
-                _tasks(row),
-            )
-            for row in document["topologies"]
-        ],
-    )
-
-
-def _tasks(row: dict[str, Any]) -> str:
-    down = row.get("not_running")
-    return f"{row['tasks']} ({down} do not run: see `show`)" if down else str(row["tasks"])
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) and not value.is_integer() else f"{value:.0f}"
+from storm_dagster.cli.output import human_seconds, plain, print_json, print_table, say
 
 
 @verb("show")
-@click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
     """Show the workers, tasks, statistics and errors of topology NAME."""
     with invocation.nimbus() as nimbus:
@@ -58,42 +22,14 @@ def show(invocation: Invocation, name: str) -> None:
     click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
     for problem in document.get("problems", []):
         click.echo(plain(f"warning: {problem}"), err=True)
-    print_table(
-        "workers",
-        ["node", "host:port", "pid", "uptime", "version", "tasks"],
-        [
-            (
-                worker["node"],
-                f"{worker['host']}:{worker['port']}",
-                worker["pid"],
-                human_seconds(worker["uptime_secs"]),
-                worker.get("version"),
-                ", ".join(map(str, worker["tasks"])),
-            )
-            for worker in document["workers"]
-        ],
-    )
+    print_table("workers", "node host:port pid uptime version tasks", document["workers"])
     upgrade = document.get("upgrade")
     if upgrade is not None:
         click.echo(f"upgrade to {upgrade['code']}" + (" is rolled back" if upgrade["rollback"] else ""))
         for worker, state in sorted(upgrade["workers"].items()):
             click.echo(f"  {worker}  {state}")
-    columns = ("emitted", "executed", "acked", "failed", "execute_ms", "complete_ms")
-    print_table(
-        "tasks",
-        ["task", "component", "on", "status", "uptime", *columns],
-        [
-            (
-                task["id"],
-                task["component"],
-                f"{task['host']}:{task['port']}" if task.get("port") else None,
-                task["status"],
-                human_seconds(task["uptime_secs"]),
-                *(_number((task.get("stats") or {}).get(column)) for column in columns),
-            )
-            for task in document["tasks"]
-        ],
-    )
+    columns = "task=id component on=host:port status uptime emitted executed acked failed execute_ms complete_ms"
+    print_table("tasks", columns, [{**task, **(task.get("stats") or {})} for task in document["tasks"]])
     _print_loads(document)
     reported = [
         (task, component, metric, value)
@@ -102,7 +38,7 @@ def show(invocation: Invocation, name: str) -> None:
         for metric, value in sorted(metrics.items())
     ]
     if reported:
-        print_table("metrics", ["task", "component", "metric", "value"], reported)
+        print_table("metrics", "task component metric value", reported)
     _print_findings(document)
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
@@ -113,7 +49,6 @@ def show(invocation: Invocation, name: str) -> None:
 
 
 @verb("visualize")
-@click.argument("name")
 def visualize(invocation: Invocation, name: str) -> None:
     """Print a picture (SVG) of topology NAME with what flows in it now."""
     with invocation.nimbus() as nimbus:
@@ -129,17 +64,14 @@ def _print_findings(document: dict[str, Any]) -> None:
 
 def _print_loads(document: dict[str, Any]) -> None:
     """A line for each component and kind of latency, of the last ten minutes; nothing from an older nimbus."""
-    rows: list[tuple[Any, ...]] = []
-    for component, part in sorted(document["components"].items()):
-        if component.startswith("__") or "latency" not in part:
-            continue
-        loads = [_number(part[name]) for name in ("waiting", "capacity", "lag")]
-        for kind, found in sorted(part["latency"].items()) or [(None, {})]:
-            rows.append((component, *loads, kind, *(_number(found.get(f"p{n}_ms")) for n in (50, 95, 99))))
+    rows = [
+        {**part, **found, "component": component, "latency": kind}
+        for component, part in sorted(document["components"].items())
+        if not component.startswith("__") and "latency" in part
+        for kind, found in sorted(part["latency"].items()) or [(None, {})]
+    ]
     if rows:
-        print_table(
-            "components", ["component", "waiting", "capacity", "lag", "latency", "p50_ms", "p95_ms", "p99_ms"], rows
-        )
+        print_table("components", "component waiting capacity lag latency p50_ms p95_ms p99_ms", rows)
     if document.get("back_pressure"):
         click.echo(
             f"back pressure: {document['back_pressure']} of {len(document['workers'])} workers hold the spouts back"

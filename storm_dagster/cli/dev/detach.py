@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -99,8 +100,8 @@ def run_child(plan: ClusterPlan) -> None:
             reporter.send({"error": {"type": "StormDagsterError", "message": repr(error)}})
 
 
-def start_detached(home: Path, argv: list[str]) -> ClusterFile:
-    """Start ``argv`` (a ``dev`` that will call :func:`run_child`) in a session of its own; wait until ready.
+def start_detached(home: Path) -> ClusterFile:
+    """Start this very ``dev`` again, in a session of its own, where it calls :func:`run_child`; wait until ready.
 
     Raises the error with which it failed. Ctrl-C while waiting ends it.
     """
@@ -110,7 +111,7 @@ def start_detached(home: Path, argv: list[str]) -> ClusterFile:
     # Started from within another cluster (its start job), this one must not pass for a part of that one.
     env = {name: value for name, value in os.environ.items() if name != CLUSTER_MARK}
     env |= {REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)}
-    child = spawn(argv, output, env, pass_fds=[writing])
+    child = spawn([sys.executable, "-m", "storm_dagster", *sys.argv[1:]], output, env, pass_fds=[writing])
     os.close(writing)
     try:
         with os.fdopen(reading, encoding="utf-8") as pipe, Steps(f"starting a cluster in {home}") as steps:
