@@ -6,10 +6,13 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from importlib import resources
 from typing import Any
 
 import dagster as dg
+import yaml
 
+from storm_dagster.defs.keys import GROUP, OWNER
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
@@ -56,12 +59,22 @@ def _resources(name: str, hint: Any) -> dict[str, type]:
     return {name: hint} if isinstance(hint, type) and issubclass(hint, ClusterHandle) else {}
 
 
+@functools.cache
+def catalog() -> dict[str, Any]:
+    """``catalog.yaml``, which says what it holds."""
+    text = resources.files("storm_dagster.defs").joinpath("catalog.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+
+
 @functools.lru_cache(maxsize=128)
-def op_job(names: DagsterNames, name: str, description: str, function: Callable[..., Any]) -> dg.JobDefinition:
+def op_job(
+    names: DagsterNames, name: str, function: Callable[..., Any], description: str | None = None
+) -> dg.JobDefinition:
     """The job ``name`` whose only op, ``name_op``, is ``function``; asked for twice, it is the same one.
 
     It runs in one process, whatever the executor of the project.
     """
+    description = description or catalog()["jobs"][name]
     op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(bind(function, names))
 
     @dg.job(name=names.name(name), description=description, executor_def=dg.in_process_executor)
@@ -74,3 +87,30 @@ def op_job(names: DagsterNames, name: str, description: str, function: Callable[
 def cluster_key(names: DagsterNames, key: dg.AssetKey) -> dg.AssetKey:
     """The cluster's key for ``key``, one of :mod:`storm_dagster.defs.keys`."""
     return dg.AssetKey(list(names.asset_path(key.path)))
+
+
+def sensor(names: DagsterNames, function: Callable[..., Any], status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
+    """The sensor of the catalog that is called like ``function``."""
+    name = function.__name__
+    return dg.sensor(name=names.name(name), default_status=status, **catalog()["sensors"][name])(bind(function, names))
+
+
+def schedule(
+    names: DagsterNames, function: Callable[..., Any], status: dg.DefaultScheduleStatus
+) -> dg.ScheduleDefinition:
+    """The schedule of the catalog that is called like ``function``."""
+    row = dict(catalog()["schedules"][function.__name__])
+    row |= {"name": names.name(function.__name__), "job_name": names.name(row["job_name"]), "default_status": status}
+    return dg.schedule(**row)(bind(function, names))
+
+
+def asset_settings(names: DagsterNames, key: dg.AssetKey, table: str = "assets") -> dict[str, Any]:
+    """What the catalog says of an asset, and what all assets of a cluster share."""
+    row = catalog()[table][key.path[-1]]
+    return {
+        "key": cluster_key(names, key),
+        "group_name": names.name("cluster" if "cluster" in key.path else GROUP),
+        "kinds": {"storm", *row.get("kinds", ())},
+        "owners": [OWNER],
+        "description": row["description"],
+    }

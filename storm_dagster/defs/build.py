@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from storm_dagster.defs.binding import cluster_key
+from storm_dagster.defs.binding import asset_settings, catalog, cluster_key, op_job, schedule, sensor
 from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
 from storm_dagster.defs.healing.reassign_job import build_reassign_job
 from storm_dagster.defs.keys import (
     ASSIGNMENT,
     INBOX,
     NIMBUS,
-    OWNER,
     PUBLISHED_ASSIGNMENT,
     STAGES,
     SUPERVISORS,
@@ -22,15 +21,15 @@ from storm_dagster.defs.keys import (
     TOPOLOGY_STATS,
     WORKERS,
 )
-from storm_dagster.defs.lifecycle.cluster_jobs import build_cluster_jobs
+from storm_dagster.defs.lifecycle.cluster_jobs import start_local_cluster, stop_local_cluster
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
-from storm_dagster.defs.lifecycle.sensor import build_lifecycle_sensor
+from storm_dagster.defs.lifecycle.sensor import lifecycle_sensor
 from storm_dagster.defs.observe.checks import build_checks
-from storm_dagster.defs.observe.history import build_prune_history, remember_own
-from storm_dagster.defs.observe.inbox_cleanup import build_inbox_cleanup
-from storm_dagster.defs.observe.metrics_rollup import ROLLUP_JOB, build_metrics_rollup
-from storm_dagster.defs.observe.sensors import build_observation_sensors
+from storm_dagster.defs.observe.history import prune_history, prune_history_schedule, remember_own
+from storm_dagster.defs.observe.inbox_cleanup import clean_inbox, inbox_cleanup_schedule
+from storm_dagster.defs.observe.metrics_rollup import build_topology_stats, metrics_rollup_schedule
+from storm_dagster.defs.observe.sensors import leader_sensor, supervisor_sensor
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.defs.resources.processes import SupervisorsResource, WorkersResource
@@ -110,8 +109,7 @@ def build_storm_defs(
     """
     names = DagsterNames(cluster, resource_prefix)
     schedule_status = dg.DefaultScheduleStatus(default_status.value)
-    topology_stats, metrics_rollup_schedule = build_metrics_rollup(names, schedule_status)
-    assets = [*build_submission_assets(names), *_build_cluster_assets(names), topology_stats]
+    assets = [*build_submission_assets(names), *_build_cluster_assets(names), build_topology_stats(names)]
     first = len(names.asset_path(()))
     plain = [dg.AssetKey(list(spec.key.path)[first:]) for asset in assets for spec in _specs(asset)]
     translation = translate(
@@ -119,27 +117,18 @@ def build_storm_defs(
     )
     # Our runs and sensors know the plain keys.
     shown = {key: translation.key(cluster_key(names, key)) for key in plain}
-    clean_inbox, inbox_cleanup_schedule = build_inbox_cleanup(names, schedule_status)
-    prune_history, prune_history_schedule = build_prune_history(names, schedule_status)
 
-    def asset_job(name: str, selection: dg.AssetSelection, description: str) -> Any:
+    def asset_job(name: str, *keys: dg.AssetKey) -> Any:
+        # Checks would be steps of their own; a submission has exactly six.
+        selection = dg.AssetSelection.assets(*(shown[key] for key in keys)).without_checks()
         return dg.define_asset_job(
-            names.name(name), selection=selection, executor_def=dg.in_process_executor, description=description
+            names.name(name),
+            selection=selection,
+            executor_def=dg.in_process_executor,
+            description=catalog()["jobs"][name],
         )
 
-    submission = [
-        asset_job(
-            SUBMIT_JOB,
-            # Checks would be steps of their own; a submission has exactly six.
-            dg.AssetSelection.assets(*(shown[key] for key in STAGES)).without_checks(),
-            "Submit a topology: its name is the partition. By hand, fill in `target`.",
-        ),
-        asset_job(
-            REBALANCE_JOB,
-            dg.AssetSelection.assets(shown[ASSIGNMENT], shown[PUBLISHED_ASSIGNMENT]).without_checks(),
-            "Change the parallelism or spread of a running topology (its name is the partition), live.",
-        ),
-    ]
+    local = [start_local_cluster, stop_local_cluster] if local_cluster else []
     own = build_storm_resources(
         names,
         home=home,
@@ -156,28 +145,23 @@ def build_storm_defs(
         ],
         asset_checks=[translation.of_definition(check) for check in build_checks(names)],
         jobs=[
-            *submission,
+            asset_job(SUBMIT_JOB, *STAGES),
+            asset_job(REBALANCE_JOB, ASSIGNMENT, PUBLISHED_ASSIGNMENT),
+            asset_job("roll_up_metrics", TOPOLOGY_STATS),
             *build_lifecycle_jobs(names),
             build_reassign_job(names),
-            *(build_cluster_jobs(names) if local_cluster else ()),
-            clean_inbox,
-            prune_history,
-            asset_job(
-                ROLLUP_JOB,
-                dg.AssetSelection.assets(shown[TOPOLOGY_STATS]),
-                "Store and roll up what the components did in an hour, with PySpark.",
-            ),
+            *(op_job(names, function.__name__, function) for function in (clean_inbox, prune_history, *local)),
         ],
         sensors=[
             build_heartbeat_sensor(names, tick_secs=tick_secs, default_status=default_status),
-            build_lifecycle_sensor(names, default_status),
-            *build_observation_sensors(names, default_status),
+            *(sensor(names, each, default_status) for each in (lifecycle_sensor, supervisor_sensor, leader_sensor)),
         ],
         schedules=[
             build_rebalance_schedule(names, in_cluster_location=True, default_status=schedule_status),
-            inbox_cleanup_schedule,
-            metrics_rollup_schedule,
-            prune_history_schedule,
+            *(
+                schedule(names, each, schedule_status)
+                for each in (inbox_cleanup_schedule, metrics_rollup_schedule, prune_history_schedule)
+            ),
         ],
         resources={**own, **_replacements(names, own, resources or {})},
     )
@@ -203,47 +187,13 @@ def _specs(asset: dg.AssetsDefinition | dg.AssetSpec) -> list[dg.AssetSpec]:
     return [asset] if isinstance(asset, dg.AssetSpec) else list(asset.specs)
 
 
-_CLUSTER_ASSETS: list[tuple[dg.AssetKey, list[dg.AssetKey], set[str], str]] = [
-    (
-        SUPERVISORS,
-        [],
-        {"zookeeper"},
-        "The supervisors that live now, their slots, and what runs in them. One process on each host; "
-        "observed on change and at most once a minute.",
-    ),
-    (
-        WORKERS,
-        [SUPERVISORS],
-        {"python"},
-        "The slots that hold workers, and which of them run; how long each recovery took. Observed on "
-        "change and at most once a minute.",
-    ),
-    (
-        TOPOLOGIES,
-        [WORKERS],
-        set(),
-        "The topologies that live now, with links to what they do. Observed on change and at most once a minute.",
-    ),
-    (NIMBUS, [], {"zookeeper"}, "Who leads the cluster, under which epoch, and which nimbuses follow."),
-    (
-        INBOX,
-        [],
-        set(),
-        "Uploads, stagings and remains of topologies that nobody needs any more; `clean_inbox` removes them.",
-    ),
-]
-
-
 def _build_cluster_assets(names: DagsterNames) -> list[dg.AssetSpec]:
     """External assets: the daemons, which sensors and upkeep jobs observe and Dagster never makes."""
+    keys = {key.path[-1]: key for key in (SUPERVISORS, WORKERS, TOPOLOGIES, NIMBUS, INBOX)}
     return [
         dg.AssetSpec(
-            key=cluster_key(names, key),
-            deps=[cluster_key(names, dep) for dep in deps],
-            group_name=names.name("cluster"),
-            description=description,
-            kinds={"storm", *kinds},
-            owners=[OWNER],
+            **asset_settings(names, keys[name], "external"),
+            deps=[cluster_key(names, keys[dep]) for dep in row.get("deps", ())],
         )
-        for key, deps, kinds, description in _CLUSTER_ASSETS
+        for name, row in catalog()["external"].items()
     ]

@@ -23,8 +23,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.results import ReassignResult
 
-_TEXT = "Place the tasks of dead workers, lost hosts and silent topology masters again."
-
 
 def _causes_now(ops: OperationsContext) -> list[Cause]:
     """Causes for a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
@@ -97,4 +95,4 @@ def reassign_topologies(context: dg.OpExecutionContext, config: ReassignConfig, 
 
 def build_reassign_job(names: DagsterNames | None = None) -> dg.JobDefinition:
     """`reassign_topologies` of the cluster that has these names."""
-    return op_job(names or DagsterNames(), REASSIGN_JOB, _TEXT, reassign_topologies)
+    return op_job(names or DagsterNames(), REASSIGN_JOB, reassign_topologies)

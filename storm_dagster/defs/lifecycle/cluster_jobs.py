@@ -12,18 +12,13 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.local_cluster import CLUSTER_MARK, local_cluster_runs, run_cli, start_cluster
-from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.packaging.roots import target_roots
-
-_START = "Start a local cluster, detached: ZooKeeper, Spark, nimbus, supervisors and a Dagster of its own."
-_STOP = "End every process of a local cluster, workers first."
 
 
 def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
@@ -100,11 +95,3 @@ import subprocess, sys, time
 time.sleep(5)
 subprocess.run([sys.argv[1], "-m", "storm_dagster", "stop", "--home", sys.argv[2]])
 """
-
-
-def build_cluster_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
-    """Both jobs."""
-    return [
-        op_job(names, "start_local_cluster", _START, start_local_cluster),
-        op_job(names, "stop_local_cluster", _STOP, stop_local_cluster),
-    ]

@@ -234,7 +234,7 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
 
     op = code_op if verb.brings_code else verb_op
     op.__annotations__["config"] = verb_config(verb)
-    return op_job(names, verb.job, verb.summary, op)
+    return op_job(names, verb.job, op, verb.summary)
 
 
 def build_lifecycle_jobs(names: DagsterNames) -> list[dg.JobDefinition]:

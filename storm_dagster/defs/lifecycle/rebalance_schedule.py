@@ -33,9 +33,6 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.rebalance import rebalance
 
 _ASK_JOB = "ask_for_rebalance"
-REBALANCE_TEXT = (
-    "Ask the cluster to rebalance a topology; the rebalance itself is a run in the cluster's code location."
-)
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +109,7 @@ def build_rebalance_schedule(
     ) -> list[dg.RunRequest] | dg.SkipReason:
         return _evaluate(context, zookeeper, blobstore, only, names, in_cluster_location)
 
-    ask = None if in_cluster_location else op_job(names, _ASK_JOB, REBALANCE_TEXT, ask_for_rebalance)
+    ask = None if in_cluster_location else op_job(names, _ASK_JOB, ask_for_rebalance)
     made = dg.schedule(
         name=names.name(name),
         job_name=names.name(REBALANCE_JOB) if in_cluster_location else None,

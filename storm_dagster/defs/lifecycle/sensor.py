@@ -14,7 +14,6 @@ import dagster as dg
 import msgspec
 
 from storm_dagster.core.transitions import DueMemory
-from storm_dagster.defs.binding import bind
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, check_settings
 from storm_dagster.defs.keys import SUPERVISORS, UNFINISHED_STATUSES
 from storm_dagster.defs.observe.sensors import digest, read_cursor
@@ -132,13 +131,3 @@ def lifecycle_sensor(
         skip_reason=dg.SkipReason(done or f"nothing is due, {waiting} topologies wait for their delay"),
         cursor=json.dumps(state),
     )
-
-
-def build_lifecycle_sensor(names: DagsterNames, default_status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
-    """`lifecycle_sensor` of the cluster that has these names."""
-    return dg.sensor(
-        name=names.name(_NAME),
-        minimum_interval_seconds=5,
-        default_status=default_status,
-        description="Finishes delayed removals and rebalances and interrupted activations; keeps partitions in step.",
-    )(bind(lifecycle_sensor, names))

@@ -14,7 +14,7 @@ import dagster as dg
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.core.invariants import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
-from storm_dagster.defs.binding import bind, cluster_key
+from storm_dagster.defs.binding import bind, catalog, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
 from storm_dagster.defs.keys import (
@@ -156,42 +156,21 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
     )
 
 
-_Check = tuple[dg.AssetKey, str, Callable[..., dg.AssetCheckResult]]
-_CHECKS: Mapping[str, _Check] = {
-    **{name: (key, description, _view_check(name)) for name, (key, _, description) in CHECK_ASSETS.items()},
-    "blobs_present": (
-        TOPOLOGY_CODE,
-        "Archive, conf and code of every topology are stored, each with its content hash.",
-        blobs_check,
-    ),
-    "invariants": (
-        ACTIVE_TOPOLOGY,
-        "I1 to I8 hold: what `storm-dagster doctor --invariants` asks. Looks for as long as something is broken.",
-        invariants_check,
-    ),
-    EXPOSURES_CHECK: (
-        NIMBUS,
-        "Nothing is exposed to others, as `storm-dagster doctor --security` checks; else what, with its remedy.",
-        exposures_check,
-    ),
-    DIAGNOSIS_CHECK: (
-        ACTIVE_TOPOLOGY,
-        "Every active topology keeps up and loses nothing; else what is slow or fails, and what to do.",
-        diagnosis_check,
-    ),
-    SETTINGS_CHECK: (
-        SUPERVISORS,
-        "The settings of this Dagster instance serve healing and submissions as well as they could; else what to set, "
-        "what it gains and what it costs.",
-        settings_check,
-    ),
-    **{name: (ASSIGNMENT, words, placement_check(name)) for name, (words, _) in PLACEMENT_CHECKS.items()},
+_CHECKS: Mapping[str, tuple[dg.AssetKey, Callable[..., dg.AssetCheckResult]]] = {
+    **{name: (key, _view_check(name)) for name, (key, _, _) in CHECK_ASSETS.items()},
+    "blobs_present": (TOPOLOGY_CODE, blobs_check),
+    "invariants": (ACTIVE_TOPOLOGY, invariants_check),
+    EXPOSURES_CHECK: (NIMBUS, exposures_check),
+    DIAGNOSIS_CHECK: (ACTIVE_TOPOLOGY, diagnosis_check),
+    SETTINGS_CHECK: (SUPERVISORS, settings_check),
+    **{name: (ASSIGNMENT, placement_check(name)) for name in PLACEMENT_CHECKS},
 }
 
 
 def build_checks(names: DagsterNames) -> list[dg.AssetChecksDefinition]:
     """All checks."""
+    words = {**{name: words for name, (_, _, words) in CHECK_ASSETS.items()}, **catalog()["checks"]}
     return [
-        dg.asset_check(asset=cluster_key(names, key), name=name, description=description)(bind(function, names))
-        for name, (key, description, function) in _CHECKS.items()
+        dg.asset_check(asset=cluster_key(names, key), name=name, description=words[name])(bind(function, names))
+        for name, (key, function) in _CHECKS.items()
     ]

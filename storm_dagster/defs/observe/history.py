@@ -12,19 +12,16 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model.dagster_names import DagsterNames
 
-PRUNE_JOB = "prune_history"
 REPOSITORY_TAG = ".dagster/repository"
 """Dagster's tag of a run: the code location that it belongs to."""
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _MOST_DELETED = 1000
 _PAGE = 100
-_TEXT = "Delete old runs of our jobs and old ticks of our sensors and schedules."
 
 DECLARED = ""
 """In the place of a cluster: the declared topologies of the code location."""
@@ -142,16 +139,6 @@ def prune_history(context: dg.OpExecutionContext, names: DagsterNames, zookeeper
     )
 
 
-def build_prune_history(
-    names: DagsterNames, default_status: dg.DefaultScheduleStatus
-) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
-    """The job and its schedule."""
-    job = op_job(names, PRUNE_JOB, _TEXT, prune_history)
-    schedule = dg.ScheduleDefinition(
-        name=names.name("prune_history_schedule"),
-        job_name=job.name,
-        cron_schedule="47 3 * * *",
-        default_status=default_status,
-        description="Every night: deletes our old runs and ticks.",
-    )
-    return job, schedule
+def prune_history_schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
+    """Ask for it each time."""
+    return dg.RunRequest()

@@ -11,20 +11,16 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.keys import INBOX
 from storm_dagster.defs.pictures.metadata import notes
 from storm_dagster.defs.resources.operating import Handles, connect, operations
 from storm_dagster.model.clock import boot_clock, boot_id
-from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.operations.live.cleaner import clean, find_garbage, take_inventory
 from storm_dagster.operations.results import CleanResult
 
-CLEAN_JOB = "clean_inbox"
 _MEMORY = "seen"
 _GRACE_SECS = 60.0
-_TEXT = "Remove uploads, stagings and remains of topologies that nobody needs any more."
 _log = logging.getLogger(__name__)
 
 
@@ -96,18 +92,3 @@ def inbox_cleanup_schedule(context: dg.ScheduleEvaluationContext, handles: Handl
     if not found:
         return dg.SkipReason(f"nothing to clean now, {garbage.waiting} things are not old enough yet")
     return dg.RunRequest(tags={"storm/garbage": str(len(found))})
-
-
-def build_inbox_cleanup(
-    names: DagsterNames, default_status: dg.DefaultScheduleStatus
-) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
-    """The job and its schedule."""
-    job = op_job(names, CLEAN_JOB, _TEXT, clean_inbox)
-    schedule = dg.schedule(
-        name=names.name("inbox_cleanup_schedule"),
-        job_name=job.name,
-        cron_schedule="*/10 * * * *",
-        default_status=default_status,
-        description="Every 10 minutes: cleans when there is something to clean, else launches nothing.",
-    )(bind(inbox_cleanup_schedule, names))
-    return job, schedule

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from storm_dagster.defs.binding import bind, cluster_key
+from storm_dagster.defs.binding import asset_settings, bind
 from storm_dagster.defs.failures import step_errors
-from storm_dagster.defs.keys import OWNER, TOPOLOGY_STATS
+from storm_dagster.defs.keys import TOPOLOGY_STATS
 from storm_dagster.defs.pictures.metadata import table
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
@@ -28,7 +28,6 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROLLUP_JOB = "roll_up_metrics"
 HOURS = dg.HourlyPartitionsDefinition(start_date="2026-01-01-00:00", timezone="UTC")
 """Hours of UTC; a run of one that is over and was never sampled fails."""
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
@@ -182,24 +181,6 @@ def metrics_rollup_schedule(
     return dg.RunRequest(partition_key=f"{ended:%Y-%m-%d-%H}:00")
 
 
-def build_metrics_rollup(
-    names: DagsterNames, default_status: dg.DefaultScheduleStatus
-) -> tuple[dg.AssetsDefinition, dg.ScheduleDefinition]:
-    """The asset and its schedule."""
-    asset = dg.asset(
-        key=cluster_key(names, TOPOLOGY_STATS),
-        partitions_def=HOURS,
-        group_name=names.name("cluster"),
-        description="Throughput and latency of every component in each hour, rolled up with PySpark to Parquet.",
-        kinds={"storm", "pyspark", "parquet"},
-        owners=[OWNER],
-    )(bind(topology_stats, names))
-    schedule = dg.schedule(
-        name=names.name("metrics_rollup_schedule"),
-        job_name=names.name(ROLLUP_JOB),
-        cron_schedule="0 * * * *",
-        execution_timezone="UTC",
-        default_status=default_status,
-        description="Every hour: rolls the hour that has ended up while a topology is active, else launches nothing.",
-    )(bind(metrics_rollup_schedule, names))
-    return asset, schedule
+def build_topology_stats(names: DagsterNames) -> dg.AssetsDefinition:
+    """The asset."""
+    return dg.asset(partitions_def=HOURS, **asset_settings(names, TOPOLOGY_STATS))(bind(topology_stats, names))

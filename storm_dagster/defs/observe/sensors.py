@@ -12,7 +12,6 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.binding import bind
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.observe.checks import CHECK_ASSETS, view_findings
 from storm_dagster.defs.observe.observations import (
@@ -27,7 +26,6 @@ from storm_dagster.defs.observe.observations import (
 from storm_dagster.defs.pictures.metadata import notes
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.view import ClusterView
 
@@ -184,22 +182,3 @@ def leader_sensor(context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResou
         asset_events=[observation],
         cursor=json.dumps({"state": state, **_last_observed(cursor, now)}),
     )
-
-
-_SENSORS = {
-    "supervisor_sensor": (
-        supervisor_sensor,
-        "Observes supervisors, workers and topologies, and evaluates the cluster-wide checks, when they change.",
-    ),
-    "leader_sensor": (leader_sensor, "Observes which nimbus leads, under which epoch, and which follow."),
-}
-
-
-def build_observation_sensors(names: DagsterNames, default_status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
-    """Both sensors."""
-    return [
-        dg.sensor(
-            name=names.name(name), minimum_interval_seconds=30, default_status=default_status, description=description
-        )(bind(function, names))
-        for name, (function, description) in _SENSORS.items()
-    ]

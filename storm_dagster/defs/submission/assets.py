@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs import keys
-from storm_dagster.defs.binding import bind, cluster_key
+from storm_dagster.defs.binding import asset_settings, bind, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
@@ -77,26 +77,21 @@ def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) ->
     return tags_of(context).get(TOKEN_TAG)
 
 
-_STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey, str, set[str]]] = []
-"""Function, key, description and kinds of each stage, in order; each depends on the one before."""
+_STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey]] = []
+"""Function and key of each stage, in order; each depends on the one before."""
 
 
-def _stage(key: dg.AssetKey, description: str, *kinds: str) -> Any:
+def _stage(key: dg.AssetKey) -> Any:
     """The decorator that all six share; their cluster is not known yet."""
 
     def remember(function: Callable[..., dg.MaterializeResult]) -> Callable[..., dg.MaterializeResult]:
-        _STAGES.append((function, key, description, {"storm", *kinds}))
+        _STAGES.append((function, key))
         return function
 
     return remember
 
 
-@_stage(
-    keys.TOPOLOGY_CONF,
-    "Conf and topology as submitted: checked, normalized, bound to a topology id and staged under a token. "
-    "Nothing of the topology is visible to the cluster yet.",
-    "python",
-)
+@_stage(keys.TOPOLOGY_CONF)
 def topology_conf(
     context: dg.AssetExecutionContext,
     config: SubmitConfig,
@@ -133,12 +128,10 @@ def _staged_before(ops: OperationsContext, name: str) -> str:
     return check_token(ops.blobs.read(key).decode())
 
 
-def _plain_stage(
-    key: dg.AssetKey, description: str, kind: str, operation: Callable[..., Any], shown: Callable[[Any], dict[str, Any]]
-) -> None:
+def _plain_stage(key: dg.AssetKey, operation: Callable[..., Any], shown: Callable[[Any], dict[str, Any]]) -> None:
     """A stage that takes nothing but its token."""
 
-    @_stage(key, description, kind)
+    @_stage(key)
     def stage(context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles) -> dg.MaterializeResult:
         began = time.monotonic()
         with operations(context, handles) as ops:
@@ -146,27 +139,11 @@ def _plain_stage(
         return _with_seconds(shown(report), began)
 
 
-_plain_stage(
-    keys.TOPOLOGY_CODE,
-    "Archive, conf and topology in the blob store under the topology's id, held by as many nimbuses as asked for.",
-    "python",
-    submission.stage_code,
-    code_metadata,
-)
-_plain_stage(
-    keys.TASK_INFO,
-    "Which task ids belong to which component, system components included.",
-    "python",
-    submission.stage_tasks,
-    tasks_metadata,
-)
+_plain_stage(keys.TOPOLOGY_CODE, submission.stage_code, code_metadata)
+_plain_stage(keys.TASK_INFO, submission.stage_tasks, tasks_metadata)
 
 
-@_stage(
-    keys.ASSIGNMENT,
-    "Which slot runs which tasks, computed with PySpark for the cluster as it is now. Not in force yet.",
-    "pyspark",
-)
+@_stage(keys.ASSIGNMENT)
 def assignment(
     context: dg.AssetExecutionContext, config: RebalanceConfig, names: DagsterNames, handles: Handles
 ) -> dg.MaterializeResult:
@@ -183,11 +160,7 @@ def assignment(
         return _with_seconds(planned_metadata(report, _components(ops, token)), began)
 
 
-@_stage(
-    keys.PUBLISHED_ASSIGNMENT,
-    "The topology in ZooKeeper: tasks, assignment and base, visible in one fenced transaction. Supervisors act on it.",
-    "zookeeper",
-)
+@_stage(keys.PUBLISHED_ASSIGNMENT)
 def published_assignment(
     context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles
 ) -> dg.MaterializeResult:
@@ -217,28 +190,18 @@ def published_assignment(
     return _with_seconds(published_metadata(report, components), began)
 
 
-_plain_stage(
-    keys.ACTIVE_TOPOLOGY,
-    "The topology with the status that was asked for: ACTIVE, or INACTIVE with silent spouts.",
-    "zookeeper",
-    submission.activate_topology,
-    active_metadata,
-)
+_plain_stage(keys.ACTIVE_TOPOLOGY, submission.activate_topology, active_metadata)
 
 
 def build_submission_assets(names: DagsterNames) -> list[dg.AssetsDefinition]:
     """The six, in order. One partition for each topology that lives: one history per name across deploys."""
-    stages = [cluster_key(names, key) for _, key, _, _ in _STAGES]
+    stages = [cluster_key(names, key) for _, key in _STAGES]
     return [
         dg.asset(
-            key=stages[index],
+            **asset_settings(names, key),
             deps=stages[max(0, index - 1) : index],
             partitions_def=dg.DynamicPartitionsDefinition(name=names.partitions),
-            group_name=names.name(keys.GROUP),
-            owners=[keys.OWNER],
-            kinds=kinds,
-            description=description,
             code_version="1",
         )(bind(function, names))
-        for index, (function, _, description, kinds) in enumerate(_STAGES)
+        for index, (function, key) in enumerate(_STAGES)
     ]
