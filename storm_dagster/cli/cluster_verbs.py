@@ -27,26 +27,18 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
         print_json({"home": str(invocation.home), **cluster.model_dump(mode="json")})
         return
     assert cluster.dagster is not None
+    spark = cluster.spark
     rows = [
         ("Dagster UI", cluster.dagster.url),
         *(("nimbus", f"{nimbus.http}  thrift {nimbus.thrift}") for nimbus in cluster.nimbuses),
-        *(
-            ("supervisor", f"{one.id} on {one.host}, slots {', '.join(map(str, one.ports))}")
-            for one in cluster.supervisors
-        ),
+        *(("supervisor", f"{s.id} on {s.host}, slots {', '.join(map(str, s.ports))}") for s in cluster.supervisors),
         ("ZooKeeper", f"{cluster.zookeeper}{cluster.zookeeper_root}"),
-        (
-            "Spark",
-            f"{cluster.spark.remote}{', starting' * cluster.spark.starting}" if cluster.spark else "spark.master",
-        ),
+        ("Spark", f"{spark.remote}{', starting' * spark.starting}" if spark else "spark.master"),
         ("HOME", str(invocation.home)),
     ]
     print_table("ready", ["", ""], rows)
     option = f" --home {invocation.home}" if str(invocation.home) != os.path.abspath(".storm-dagster") else ""
-    if detached:
-        click.echo(f"stop it with: storm-dagster stop{option}")
-    else:
-        click.echo("Ctrl-C ends it")
+    click.echo(f"stop it with: storm-dagster stop{option}" if detached else "Ctrl-C ends it")
     sys.stdout.flush()
 
 
@@ -92,11 +84,8 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
 
 def _stop_dev(record: RunFile, seconds: float) -> None:
     """Let a living ``dev`` end its cluster by itself."""
-    try:
-        os.kill(record.pid, signal.SIGTERM)
-        os.kill(record.pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
+    if record.signal(signal.SIGTERM):
+        record.signal(signal.SIGCONT)
     deadline = time.monotonic() + seconds
     while record.alive() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -125,12 +114,9 @@ def stop(invocation: Invocation) -> None:
                 # Its own waits: workers, daemons, then ZooKeeper and Spark.
                 _stop_dev(record, 60.0 if invocation.wait else 0.0)
                 steps.done("dev")
-        if invocation.wait:
-            left = end_cluster(home)
-            for name in ("cluster.json", DEV_CONF):
-                (home / name).unlink(missing_ok=True)
-        else:
-            left = []
+        left = end_cluster(home) if invocation.wait else []
+        for name in ("cluster.json", DEV_CONF) if invocation.wait else ():
+            (home / name).unlink(missing_ok=True)
     if left:
         pids = ", ".join(str(process.pid) for process in left)
         raise Unavailable(f"processes {pids} of the cluster in {home} could not be ended: kill them by hand")
@@ -162,26 +148,18 @@ def status(invocation: Invocation) -> None:
         "running": any(row["alive"] for row in rows),
         "processes": rows,
         "endpoints": cluster.model_dump(mode="json") if cluster else None,
-        "leader": None,
         "supervisors": [],
         "topologies": [],
-        "healer": None,
-        "alarm": None,
-        "dagster": None,
         "advice": advice(states, home),
-    }
-    problem = None
+    } | dict.fromkeys(("leader", "healer", "alarm", "dagster"))
     try:
         with invocation.nimbus(patience=0.0) as nimbus:
             document["leader"] = nimbus.leader()
             seen = nimbus.get("/v1/cluster")
-            document["supervisors"] = seen.get("supervisors", [])
-            document["healer"] = seen.get("healer")
-            document["alarm"] = seen.get("alarm")
+            document |= {name: seen[name] for name in ("supervisors", "healer", "alarm") if name in seen}
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
     except StormDagsterError as error:
-        problem = error.message
-        document["problem"] = problem
+        document["problem"] = error.message
     for state, found, remedy in islice(check_dagster(invocation.conf, timeout=3.0), 1):
         document["dagster"] = {"state": state, "found": found, "mend": remedy or None}
     if invocation.json:
@@ -194,8 +172,8 @@ def status(invocation: Invocation) -> None:
         print_table(f"processes of {home}", "role id pid state uptime ports", rows)
     for line in document["advice"]:
         click.echo(plain(line), err=True)
-    if problem:
-        click.echo(problem, err=True)
+    if "problem" in document:
+        click.echo(document["problem"], err=True)
         return
     click.echo(f"leader: {document['leader']}")
     if document["alarm"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import httpx
@@ -21,41 +21,27 @@ _HEAD = 17
 """Bytes before a page's own: 16 digits of the file's size, and a newline."""
 
 
-class LogSource(Protocol):
-    """One log that may grow, and that may be rotated."""
-
-    place: str
-    """Path or URL, to be shown."""
-
-    def size(self) -> int:
-        """Bytes now; ``OSError`` when it cannot be read."""
-        ...
-
-    def read(self, offset: int) -> bytes:
-        """Up to 1 MiB from there; ``OSError`` when it cannot be read."""
-        ...
-
-
 class FileLog:
-    """A file of this machine."""
+    """A file of this machine, which may grow and be rotated; ``OSError`` when it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.place: str = str(path)
+        """Path or URL, to be shown."""
 
     def size(self) -> int:
-        """See :class:`LogSource`."""
+        """Bytes now."""
         return self._path.stat().st_size
 
     def read(self, offset: int) -> bytes:
-        """See :class:`LogSource`."""
+        """Up to 1 MiB from there."""
         with self._path.open("rb") as stream:
             stream.seek(offset)
             return stream.read(_PAGE)
 
 
 class SupervisorLog:
-    """A worker's log, by the log view of its supervisor. ``http`` carries what the cluster asks for."""
+    """The same of a worker's log, by the log view of its supervisor. ``http`` carries what the cluster asks for."""
 
     def __init__(self, http: httpx.Client, base: str, topology_id: str, port: int) -> None:
         self._http = http
@@ -74,12 +60,15 @@ class SupervisorLog:
         return answer.content
 
     def size(self) -> int:
-        """See :class:`LogSource`."""
+        """Bytes now."""
         return int(self._page(size=1)[:16])
 
     def read(self, offset: int) -> bytes:
-        """See :class:`LogSource`."""
+        """Up to 1 MiB from there."""
         return self._page(pos=offset, size=_PAGE)[_HEAD:]
+
+
+LogSource = FileLog | SupervisorLog
 
 
 def _last_lines(source: LogSource, count: int) -> list[str]:
@@ -180,16 +169,13 @@ def logs(invocation: Invocation, name: str, worker: str | None, count: int, foll
                 "supervisors: see `storm-dagster list`"
             )
         if invocation.json:
-            print_json({"logs": [_log_row(row, count) for row in rows]})
+            places = [(row, row.pop("source")) for row in rows]
+            logs = [{**row, "log": source.place, "lines": _last_lines(source, count)} for row, source in places]
+            print_json({"logs": logs})
             return
         several = len(rows) > 1
         sources = {f"{row['host']}:{row['port']} " if several else "": row["source"] for row in rows}
         _print_logs(sources, count, follow)
-
-
-def _log_row(row: dict[str, Any], count: int) -> dict[str, Any]:
-    source: LogSource = row["source"]
-    return {"host": row["host"], "port": row["port"], "log": source.place, "lines": _last_lines(source, count)}
 
 
 @verb("tail")

@@ -189,7 +189,7 @@ class ClusterPlan:
             self.conf = self.conf.with_values(known, "dev")
 
     def _python(self, verb: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
-        merged = {**self._overrides, **values}
+        merged = {**self._overrides, **self._addresses(), **values}
         pairs = [part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")]
         where = ["--conf-dir", str(self._conf_dir)] if self._conf_dir is not None else []
         return (sys.executable, "-m", "storm_dagster", verb, "--home", str(self.home), *where, *rest, *pairs)
@@ -235,32 +235,28 @@ class ClusterPlan:
         )
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
+    def _daemon(self, role: str, id: str, ports: dict[str, int], values: dict[str, Any], *rest: str) -> DaemonSpec:
+        return DaemonSpec(role, id, self._python(role, values, *rest), ports)
+
     def spark_daemon(self) -> DaemonSpec:
         """The embedded Spark Connect server."""
-        argv = self._python("spark", {**self._addresses(), "spark.remote": None})
-        return DaemonSpec("spark", "0", argv, {"connect": self.ports.spark})
+        return self._daemon("spark", "0", {"connect": self.ports.spark}, {"spark.remote": None})
 
     def warm_up_command(self) -> tuple[str, ...]:
         """A process that runs the first jobs on the server, so that the first submission does not."""
-        return self._python("spark", self._addresses(), "--warm-up", self.spark_remote)
+        return self._python("spark", {}, "--warm-up", self.spark_remote)
 
     def nimbus_daemon(self, index: int) -> DaemonSpec:
         """One nimbus."""
-        ports = {"thrift": self.ports.thrift[index], "http": self.ports.http[index]}
-        values = {**self._addresses(), "nimbus.thrift.port": ports["thrift"], "nimbus.http.port": ports["http"]}
-        name = f"n{index + 1}"
-        return DaemonSpec("nimbus", name, self._python("nimbus", values, "--id", name), ports)
+        name, ports = f"n{index + 1}", {"thrift": self.ports.thrift[index], "http": self.ports.http[index]}
+        values = {f"nimbus.{service}.port": port for service, port in ports.items()}
+        return self._daemon("nimbus", name, ports, values, "--id", name)
 
     def supervisor_daemon(self, index: int) -> DaemonSpec:
         """One supervisor."""
-        values = {
-            **self._addresses(),
-            "supervisor.slots.ports": list(self.ports.slots[index]),
-            "supervisor.http.port": self.ports.supervisor_http[index],
-        }
-        name = self.supervisor_id(index)
-        argv = self._python("supervisor", values, "--id", name)
-        return DaemonSpec("supervisor", name, argv, {"http": self.ports.supervisor_http[index]})
+        name, http = self.supervisor_id(index), self.ports.supervisor_http[index]
+        values = {"supervisor.slots.ports": list(self.ports.slots[index]), "supervisor.http.port": http}
+        return self._daemon("supervisor", name, {"http": http}, values, "--id", name)
 
     def storage_command(self) -> tuple[str, ...]:
         """A process that creates Dagster's tables."""
@@ -287,8 +283,7 @@ class ClusterPlan:
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
         """Dagster's UI and GraphQL, guarded."""
         where = ("--host", HOST, "--port", str(self.ports.webserver), "--workspace", str(workspace))
-        argv = self._python("web", self._addresses(), *where)
-        return DaemonSpec("dagster-webserver", "0", argv, {"http": self.ports.webserver})
+        return DaemonSpec("dagster-webserver", "0", self._python("web", {}, *where), {"http": self.ports.webserver})
 
     def dagster_daemon(self, workspace: Path) -> DaemonSpec:
         """Sensors and schedules."""

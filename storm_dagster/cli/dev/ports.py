@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
@@ -106,14 +107,8 @@ def _auto(options: DevOptions) -> DevPorts:
 
 def _load_ports(path: Path) -> DevPorts | None:
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("thrift", "http", "supervisor_http"):
-            loaded[key] = tuple(loaded[key])
-        for key in ("slots", "ensemble"):
-            loaded[key] = tuple(tuple(ports) for ports in loaded.get(key, ()))
-        loaded.pop("code", None)  # Of earlier releases: the code server had a port.
-        return DevPorts(**loaded)
-    except (OSError, ValueError, TypeError, KeyError):
+        return msgspec.json.decode(path.read_bytes(), type=DevPorts)
+    except (OSError, msgspec.MsgspecError):
         return None
 
 
@@ -147,5 +142,5 @@ def choose_ports(options: DevOptions, conf: ClusterConf, home: Path) -> DevPorts
         ports = _auto(options)
         if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
             ports = known
-    path.write_text(json.dumps(asdict(ports)) + "\n", encoding="utf-8")
+    path.write_bytes(msgspec.json.encode(ports) + b"\n")
     return ports
