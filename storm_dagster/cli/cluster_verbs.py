@@ -94,8 +94,7 @@ def _stop_dev(record: RunFile, seconds: float) -> None:
 @verb("stop")
 def stop(invocation: Invocation) -> None:
     """Stop every process of the local cluster, workers first."""
-    from storm_dagster.cli.dev.ending import end_cluster, marks_of
-    from storm_dagster.cli.dev.process_table import family
+    from storm_dagster.cli.dev.ending import end_cluster, family, marks_of
 
     home = invocation.home
     started = time.monotonic()

@@ -21,12 +21,10 @@ class TopologyResult:
 
 
 @dataclass(frozen=True)
-class ConfResult:
+class ConfResult(TopologyResult):
     """Stage 1: the topology is valid, normalized and staged under an id."""
 
     token: str
-    topology_id: str
-    name: str
     epoch: int
     conf: Mapping[str, Any]
     """The normalized topology conf."""
@@ -40,14 +38,22 @@ class ConfResult:
 
 @dataclass(frozen=True)
 class CodeResult(TopologyResult):
-    """Stage 2: archive, conf and topology are stored under the id and replicated."""
+    """Stage 2: archive, conf and topology are stored under the id, or that of a later version of the code."""
 
     blobs: tuple[BlobMeta, ...]
     copies: Mapping[str, int]
     """Blob key -> nimbuses that hold it."""
     wanted_copies: int
-    degraded: bool = False
-    """Fewer copies than wanted, allowed by the caller."""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a blob is on fewer nimbuses than wanted, which the caller allowed."""
+        return min(self.copies.values()) < self.wanted_copies
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Blob key -> SHA-256."""
+        return {meta.key: meta.sha256 for meta in self.blobs}
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from storm_dagster.operations.assignment_records import append_assignment, with_
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.submit.archive_check import check_uploaded_archive
-from storm_dagster.operations.submit.code_storage import store_code
+from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
 from storm_dagster.operations.submit.submission import read_source
 from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.zk.gray_upgrades import listed_nodes, put_record_ops

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from storm_dagster.cli.dev.process_table import family
+from storm_dagster.cli.dev.ending import family
 from storm_dagster.model import paths
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Unavailable

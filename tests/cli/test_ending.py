@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec
-from storm_dagster.cli.dev.ending import end_cluster
-from storm_dagster.cli.dev.process_table import CLUSTER_MARK, family
+from storm_dagster.cli.dev.ending import CLUSTER_MARK, end_cluster, family
 from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.cli.topology_verbs import _print_findings, _print_loads
+from storm_dagster.cli.read_commands import _print_findings, _print_loads
 
 
 def part(**of: Any) -> dict[str, Any]:

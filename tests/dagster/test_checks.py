@@ -13,8 +13,13 @@ import pytest
 from storm_dagster.core.invariants import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
-from storm_dagster.defs.observe.checks import CHECK_ASSETS, DIAGNOSIS_CHECK, EXPOSURES_CHECK, view_findings
-from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS
+from storm_dagster.defs.observe.checks import (
+    CHECK_ASSETS,
+    DIAGNOSIS_CHECK,
+    EXPOSURES_CHECK,
+    PLACEMENT_CHECKS,
+    view_findings,
+)
 from storm_dagster.model import paths
 from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges

@@ -9,8 +9,8 @@ import dagster as dg
 import pytest
 
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described
+from storm_dagster.defs.declared.deploy import next_batch
 from storm_dagster.defs.declared.requests import deploy_request
-from storm_dagster.defs.declared.upgrade import next_batch
 
 pytestmark = pytest.mark.dagster
 

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from storm_dagster.cli.dev.process_table import family
-from storm_dagster.model.processes import Process, signal_exactly
+import psutil
+
+from storm_dagster.model.clock import boot_id
+from storm_dagster.model.processes import Process, processes, signal_exactly
 from storm_dagster.model.run_file import RunFile, run_dir
 
 GRACE_SECS = 10.0
@@ -20,6 +22,43 @@ _LAST_ROLES = ("zookeeper", "spark")
 # It waits up to a minute for a sensor tick that blocks on ZooKeeper; a tick has nothing to lose.
 _BRIEF_ROLES = ("dagster-code",)
 _BRIEF_SECS = 2.0
+
+
+CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
+"""Environment variable, random for every ``dev``, that all its descendants inherit."""
+
+
+def family(home: Path, records: Iterable[RunFile], marks: Iterable[str] = ()) -> list[Process]:
+    """The live processes of the cluster in ``home``, this one left out.
+
+    A process belongs to it when a record names it (pid, start and boot), when it lives in the session of
+    one that a record names and was started with this HOME, or when it carries one of the ``marks``.
+    """
+    known = [record for record in records if record.boot_id in ("", boot_id())]
+    named = {(record.pid, record.start_ticks) for record in known}
+    sessions = {record.pid: record.start_ticks for record in known}
+    wanted_marks = {mark for mark in marks if mark}
+    table = list(processes())
+    starts = {process.pid: process.start_ticks for process in table}
+    found: list[Process] = []
+    for process in table:
+        if process.pid == os.getpid():
+            continue
+        if (process.pid, process.start_ticks) in named:
+            found.append(process)
+            continue
+        # A session outlives its leader, and its number is not given away while it does.
+        in_session = process.session in sessions and starts.get(process.session) in (None, sessions[process.session])
+        if not in_session and not wanted_marks:
+            continue
+        try:
+            environment = psutil.Process(process.pid).environ()
+        except psutil.Error:
+            continue
+        ours = in_session and environment.get("STORM_DAGSTER_HOME") == str(home)
+        if ours or environment.get(CLUSTER_MARK) in wanted_marks:
+            found.append(process)
+    return found
 
 
 def marks_of(records: Iterable[RunFile]) -> set[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storm_dagster.cli.dev.daemon import DaemonSpec
+from storm_dagster.cli.dev.ending import CLUSTER_MARK
 from storm_dagster.cli.dev.ports import DevPorts
-from storm_dagster.cli.dev.process_table import CLUSTER_MARK
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.daemon_folder import write_atomically

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import NimbusClient, submit_uploaded, upload, wait_for_run, wait_for_tasks
+from storm_dagster.client.waiting import wait_for_status
 from storm_dagster.defs.declared.declaration import (
     CODE_VERSION_KEY,
     Actual,
@@ -24,10 +25,9 @@ from storm_dagster.defs.declared.declaration import (
     differences,
     with_parallelism,
 )
-from storm_dagster.defs.declared.upgrade import upgrade_all_workers
 from storm_dagster.model import paths
 from storm_dagster.model.endpoints import home_dir
-from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, StormDagsterError
+from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive, StormDagsterError
 from storm_dagster.model.names import conf_key
 from storm_dagster.model.view import ClusterView, UpgradeState
 from storm_dagster.packaging.bundle import bundle_target
@@ -259,3 +259,51 @@ def reconcile(
         change("deactivate" if declaration.inactive else "activate", {})
         done.append("deactivated" if declaration.inactive else "activated")
     return done
+
+
+_LONGEST_SECS = 900.0
+
+
+def upgrade_all_workers(
+    nimbus: NimbusClient, name: str, handle: str | None, batch: Mapping[str, Any], *, token: str, change: Change
+) -> None:
+    """Begin the upgrade with the uploaded code of ``handle`` (without: go on), and take batch after batch.
+
+    ``batch`` is the component whose workers come first, if any, and the number of workers in each. Returns when the
+    upgrade is complete. :class:`InvalidTopology` when the new code made it roll back, :class:`Unavailable` after 15
+    minutes; what is under way then goes on, and so does the next call.
+    """
+    deadline = time.monotonic() + _LONGEST_SECS
+    if handle is not None:
+        change("gray-upgrade", {"handle": handle, "token": token, **batch})
+    while True:
+        document = wait_for_status(nimbus, name, _batch_over, deadline=deadline, what="the end of a batch")
+        if document is None:
+            raise NotAlive(f"topology {name!r} was killed while it was upgraded")
+        if document["status"] == "ACTIVE":
+            return
+        upgrade = document.get("upgrade") or {}
+        if document["status"] != "UPGRADING" or upgrade.get("rollback"):
+            reason = upgrade.get("reason") or "somebody asked for that"
+            raise InvalidTopology(f"the gray upgrade of {name!r} is rolled back: {reason}")
+        change("gray-upgrade", next_batch(document, batch))
+
+
+def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of the next call, by `show` of the topology: the component's workers, and then the others."""
+    left = {worker for worker, state in document["upgrade"]["workers"].items() if state == "former"}
+    component = batch.get("component")
+    of_component = {f"{task['host']}:{task['port']}" for task in document["tasks"] if task["component"] == component}
+    wanted = dict(batch) if left & of_component else {"number": batch.get("number", 1)}
+    # Nothing of a former batch's token: with it the call would only be told that the upgrade began.
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _batch_over(document: Mapping[str, Any] | None) -> bool:
+    """Whether no batch is under way, nor an upgrade of which every worker is through about to be ended."""
+    if document is None or document["status"] != "UPGRADING":
+        return True
+    upgrade = document.get("upgrade")
+    if not upgrade or upgrade["asked"] or upgrade["upgrading"]:
+        return False
+    return "former" in upgrade["workers"].values()

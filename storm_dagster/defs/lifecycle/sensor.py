@@ -16,6 +16,7 @@ import msgspec
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, check_settings
 from storm_dagster.defs.keys import SUPERVISORS, UNFINISHED_STATUSES
+from storm_dagster.defs.observe.checks import evaluation_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.defs.resources.operating import Handles, connect
 from storm_dagster.model.clock import boot_clock, boot_id
@@ -117,14 +118,7 @@ def lifecycle_sensor(
         "cluster": cluster_id,
         "settings": digest(settings.description),
     }
-    evaluation = dg.AssetCheckEvaluation(
-        asset_key=handles.zookeeper.asset_key(SUPERVISORS),
-        check_name=SETTINGS_CHECK,
-        passed=settings.passed,
-        severity=settings.severity,
-        description=settings.description,
-        metadata=dict(settings.metadata or {}),
-    )
+    evaluation = evaluation_of(settings, handles.zookeeper.asset_key(SUPERVISORS), SETTINGS_CHECK)
     return dg.SensorResult(
         asset_events=[evaluation] if cursor.get("settings") != state["settings"] else [],
         dynamic_partitions_requests=requests,

@@ -6,14 +6,24 @@ cluster changes.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.core.invariants import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
+from storm_dagster.core.reassignment import current_topology
+from storm_dagster.core.scheduling.assignment_checks import (
+    differ_node_faults,
+    isolation_faults,
+    move_faults,
+    quota_faults,
+)
 from storm_dagster.defs.binding import bind, catalog, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
@@ -25,13 +35,16 @@ from storm_dagster.defs.keys import (
     SUPERVISORS,
     TOPOLOGY_CODE,
 )
-from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS, placement_check
 from storm_dagster.defs.pictures.metadata import notes, table
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.names import placement_key
+from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.read.diagnosing import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
@@ -66,14 +79,24 @@ def view_findings(view: ClusterView) -> dict[str, list[str]]:
     return {rule.name: [violation.sentence for violation in rule.check(facts)] for rule in RULES if rule.by_view}
 
 
-def result_of(name: str, found: Iterable[str], looked_at: int) -> dg.AssetCheckResult:
+def violations_result(
+    found: Iterable[str], topologies: int, severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
+) -> dg.AssetCheckResult:
     """The outcome of one check, with the violations spelled out."""
-    _, severity, _ = CHECK_ASSETS.get(name, (TOPOLOGY_CODE, dg.AssetCheckSeverity.ERROR, ""))
     lines = list(found)
-    return dg.AssetCheckResult(
-        passed=not lines,
-        severity=severity,
-        metadata={"violations": len(lines), "found": notes(lines[:50]), "topologies": looked_at},
+    metadata = {"violations": len(lines), "found": notes(lines[:50]), "topologies": topologies}
+    return dg.AssetCheckResult(passed=not lines, severity=severity, metadata=metadata)
+
+
+def evaluation_of(result: dg.AssetCheckResult, key: dg.AssetKey, name: str) -> dg.AssetCheckEvaluation:
+    """The outcome of that check of an asset, evaluated without a run."""
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=name,
+        passed=result.passed,
+        severity=result.severity,
+        description=result.description,
+        metadata=dict(result.metadata or {}),
     )
 
 
@@ -88,7 +111,7 @@ def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
     def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         with step_errors(), zookeeper.cluster() as cluster:
             view = cluster.load_view()
-        return result_of(name, view_findings(view)[name], len(view.topologies))
+        return violations_result(view_findings(view)[name], len(view.topologies), CHECK_ASSETS[name][1])
 
     return check
 
@@ -98,7 +121,7 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
     with step_errors(), zookeeper.cluster() as cluster:
         view = cluster.load_view()
         with blobstore.blobs(cluster) as blobs:
-            return result_of("blobs_present", missing_blobs(view, blobs), len(view.topologies))
+            return violations_result(missing_blobs(view, blobs), len(view.topologies))
 
 
 def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
@@ -154,6 +177,64 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
             "topologies": len(seen.view.topologies),
         },
     )
+
+
+@dataclass(frozen=True)
+class _CheckedTopology:
+    """An assignment and what it was made from."""
+
+    topology: TopologyToPlace
+    hosts: frozenset[str]
+    stored: Mapping[str, Any]
+
+
+def _moves(checked: _CheckedTopology) -> Iterator[str]:
+    moves = checked.stored.get("moves")
+    if moves is None:
+        return
+    workers = {f"{worker['node']}:{worker['port']}": worker["tasks"] for worker in checked.stored.get("workers", ())}
+    yield from move_faults(checked.topology.name, moves, workers)
+
+
+PLACEMENT_CHECKS: Mapping[str, Callable[[_CheckedTopology], Iterator[str]]] = {
+    "quotas_kept": lambda checked: quota_faults(checked.topology),
+    "isolation_kept": lambda checked: isolation_faults(checked.topology, checked.hosts),
+    "differ_node_kept": lambda checked: differ_node_faults(checked.topology),
+    "fewest_moves": _moves,
+}
+"""Check of `storm/assignment` -> its function for one topology.
+
+Healing leaves alone what lives, so an assignment may be uneven for a while: these warn, and a rebalance fixes what they
+find.
+"""
+
+
+def _checked_topologies(ops: OperationsContext) -> Iterator[_CheckedTopology]:
+    view = ops.cluster.load_view()
+    hosts = frozenset(info.host for info in view.supervisors.values() if info.host not in view.blacklist)
+    for topology in view.topologies.values():
+        if topology.base.status == "KILLED" or topology.tasks is None or topology.assignment is None:
+            continue
+        try:
+            runnable = load_runnable(ops, topology)
+            stored = json.loads(ops.blobs.read(placement_key(topology.id)))
+        except (StormDagsterError, ValueError):
+            # Missing blobs are what another check is about.
+            continue
+        checked = current_topology(view, topology, runnable, topology.tasks)
+        yield _CheckedTopology(checked, hosts, stored)
+
+
+def placement_check(name: str) -> Callable[..., dg.AssetCheckResult]:
+    """The function of one of them."""
+
+    def check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
+        with operations(context, handles) as ops:
+            topologies = list(_checked_topologies(ops))
+        found = [text for checked in topologies for text in PLACEMENT_CHECKS[name](checked)]
+        return violations_result(found, len(topologies), dg.AssetCheckSeverity.WARN)
+
+    return check
 
 
 _CHECKS: Mapping[str, tuple[dg.AssetKey, Callable[..., dg.AssetCheckResult]]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.observe.checks import CHECK_ASSETS, view_findings
+from storm_dagster.defs.observe.checks import CHECK_ASSETS, evaluation_of, view_findings, violations_result
 from storm_dagster.defs.observe.observations import (
     statistics_links,
     supervisors_observation,
@@ -67,22 +67,6 @@ def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
     return {"at": now, "pause": min(2 * pause, _LONGEST_PAUSE_SECS) if restless else _AT_MOST_EVERY_SECS}
 
 
-def check_evaluations(
-    findings: Mapping[str, list[str]], looked_at: int, shown: Callable[[dg.AssetKey], dg.AssetKey]
-) -> list[dg.AssetCheckEvaluation]:
-    """Evaluations of the cluster-wide checks, without a run."""
-    return [
-        dg.AssetCheckEvaluation(
-            asset_key=shown(CHECK_ASSETS[name][0]),
-            check_name=name,
-            passed=not found,
-            severity=CHECK_ASSETS[name][1],
-            metadata={"violations": len(found), "found": notes(found[:50]), "topologies": looked_at},
-        )
-        for name, found in findings.items()
-    ]
-
-
 def cluster_events(
     view: ClusterView,
     http: str,
@@ -97,35 +81,29 @@ def cluster_events(
     hour.
     """
     events: list[Any] = []
-    states: dict[str, Any] = {
-        "state": digest(supervisors_state(view)),
-        "workers": digest(workers_state(view)),
-        "topologies": digest(topologies_state(view, http)),
+    observed: dict[str, tuple[Any, Callable[[], dg.AssetObservation]]] = {
+        "state": (supervisors_state(view), lambda: supervisors_observation(view, shown(SUPERVISORS))),
+        "workers": (workers_state(view), lambda: workers_observation(view, shown(WORKERS))),
+        "topologies": (topologies_state(view, http), lambda: topologies_observation(view, http, shown(TOPOLOGIES))),
     }
+    states = {name: digest(state) for name, (state, _) in observed.items()}
     found = dict(cursor)
     if _due(cursor, now):
         # Of a cluster without topologies, that it has none is no news at the first look.
         nothing = {} if view.topologies else {name: states[name] for name in ("workers", "topologies")}
-        changed = {name for name, state in states.items() if state != {**nothing, **cursor}.get(name)}
-        if "state" in changed:
-            events.append(supervisors_observation(view, shown(SUPERVISORS)))
-        if "workers" in changed:
-            events.append(workers_observation(view, shown(WORKERS)))
-        if "topologies" in changed:
-            events.append(topologies_observation(view, http, shown(TOPOLOGIES)))
+        known = {**nothing, **cursor}
+        events += [observe() for name, (_, observe) in observed.items() if states[name] != known.get(name)]
         found.update(states, **(_last_observed(cursor, now) if events else {}))
     if _due({"at": cursor.get("checked")}, now):
         known = cursor.get("checks")
         findings = view_findings(view)
         checks = {name: digest([lines, sorted(view.topologies)]) for name, lines in findings.items()}
-        fresh = {
-            name: lines
-            for name, lines in findings.items()
-            if not isinstance(known, dict) or known.get(name) != checks[name]
-        }
-        if fresh:
-            events.extend(check_evaluations(fresh, len(view.topologies), shown))
-            found.update(checks=checks, checked=now)
+        for name, lines in findings.items():
+            if not isinstance(known, dict) or known.get(name) != checks[name]:
+                key, severity, _ = CHECK_ASSETS[name]
+                result = violations_result(lines, len(view.topologies), severity)
+                events.append(evaluation_of(result, shown(key), name))
+                found.update(checks=checks, checked=now)
     return events, found
 
 

@@ -23,7 +23,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.submit.archive_check import check_uploaded_archive
+from storm_dagster.operations.submit.code_storage import check_uploaded_archive
 from storm_dagster.operations.submit.publishing import (
     activate_topology,
     check_replaceable,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -239,14 +239,5 @@ def _outcome(topology: TopologyToPlace, placement: TopologyPlacement) -> dict[st
 
 
 def _worker(topology: TopologyToPlace, worker: PlacedWorker) -> dict[str, Any]:
-    counts: Iterable[tuple[str, int]] = Counter(topology.tasks[task] for task in worker.tasks).items()
-    return {
-        "node": worker.node,
-        "host": worker.host,
-        "port": worker.port,
-        "tasks": list(worker.tasks),
-        "components": dict(sorted(counts)),
-        "memory_bytes": worker.memory_bytes,
-        "cpu": worker.cpu,
-        "kept": worker.kept,
-    }
+    counts = Counter(topology.tasks[task] for task in worker.tasks)
+    return {**worker.model_dump(mode="json"), "components": dict(sorted(counts.items()))}

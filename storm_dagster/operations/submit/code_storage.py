@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from storm_dagster.blobstore.store import BlobMeta, put_by_hash
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.model import paths
-from storm_dagster.model.errors import KeyNotFound, NotAlive, Unavailable
+from storm_dagster.model.errors import InvalidTopology, KeyNotFound, NotAlive, Unavailable
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.results import CodeResult
 from storm_dagster.operations.steps import step
+from storm_dagster.packaging.unpack import unpack_archive
 
 _CHUNK = 1 << 16
 _HOLDER_POLL_SECS = 0.1
-
-
-@dataclass(frozen=True)
-class StoredCode:
-    """The three blobs, and on how many nimbuses each is."""
-
-    blobs: tuple[BlobMeta, ...]
-    copies: Mapping[str, int]
-    wanted: int
-
-    @property
-    def degraded(self) -> bool:
-        """Whether a blob is on fewer nimbuses than wanted."""
-        return min(self.copies.values()) < self.wanted
-
-    @property
-    def hashes(self) -> dict[str, str]:
-        """Blob key -> SHA-256."""
-        return {meta.key: meta.sha256 for meta in self.blobs}
 
 
 def code_hashes(ctx: OperationsContext, code_dir: str) -> dict[str, str]:
@@ -55,7 +41,7 @@ def store_code(
     spec: TopologySpec,
     keep: bool,
     allow_degraded: bool,
-) -> StoredCode:
+) -> CodeResult:
     """Store the code under the prefix ``code_dir`` and see it replicated.
 
     ``archive`` is the blob key of the uploaded archive. What is stored already under another key, as an upload or
@@ -71,7 +57,7 @@ def store_code(
     )
     wanted = int(total.get("topology.min.replication.count") or 1)
     copies = _await_copies(ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0))
-    stored = StoredCode(blobs, copies, wanted)
+    stored = CodeResult(code_dir, name, blobs, copies, wanted)
     if stored.degraded and not allow_degraded:
         lacking = [key for key, count in copies.items() if count < wanted]
         raise Unavailable(
@@ -132,3 +118,53 @@ def _await_copies(ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: i
         if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
             return copies
         ctx.sleep(_HOLDER_POLL_SECS)
+
+
+_CHUNK = 1 << 20
+
+
+def check_uploaded_archive(ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]) -> None:
+    """Unpack the archive of blob ``key`` as a supervisor would, and find the modules of the components.
+
+    A submission finds out from its workers; what takes the place of something that runs must not. Nothing of the
+    archive is executed. Raises :class:`InvalidTopology` for an archive that breaks a rule, for a module in it that is
+    not valid Python, and for one that is neither in it nor installed here (not checked with another ``topology.python``).
+    """
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-check-") as folder:
+        path, root = Path(folder, "archive"), Path(folder, "code")
+        try:
+            with ctx.blobs.open(key) as source, path.open("wb") as sink:
+                while chunk := source.read(_CHUNK):
+                    sink.write(chunk)
+        except KeyNotFound:
+            raise NotAlive(f"the archive {key!r} does not exist, its upload has expired: upload it again") from None
+        unpack_archive(path, root)
+        for component, kind, part in spec.components():
+            if part.object.python is not None:
+                module = part.object.python.partition(":")[0]
+                _check_module(root, module, f"{kind} {component!r}", elsewhere=bool(conf.get("topology.python")))
+
+
+def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> None:
+    path = root.joinpath(*module.split("."))
+    for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+        if file.is_file():
+            try:
+                ast.parse(file.read_bytes(), filename=file.name)
+            except (SyntaxError, ValueError) as error:
+                raise InvalidTopology(
+                    f"module {module!r} of {what} is not valid Python ({error}): fix it and pack it again"
+                ) from None
+            return
+    if elsewhere or any(path.parent.glob(f"{path.name}.*")) or path.is_dir():
+        return  # Another interpreter, a compiled module, a namespace package: only its worker knows.
+    top = module.partition(".")[0]
+    if not (root / top / "__init__.py").is_file():
+        try:
+            if importlib.util.find_spec(top) is not None:
+                return
+        except (ImportError, ValueError):
+            pass
+    raise InvalidTopology(
+        f"module {module!r} of {what} is neither in the archive nor installed: pack it, or correct the name"
+    )

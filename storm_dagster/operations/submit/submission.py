@@ -31,7 +31,7 @@ from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit.code_storage import store_code
-from storm_dagster.operations.submit.publishing import (
+from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the stages after those of this module)
     ACTIVATE_TOPOLOGY,
     PUBLISH_ASSIGNMENT,
     STAGE_ASSIGNMENT,
@@ -51,19 +51,6 @@ from storm_dagster.operations.submit.staging import (
     upload_key,
     write_part,
 )
-
-__all__ = [
-    "activate_topology",
-    "check_confs",
-    "publish_assignment",
-    "read_source",
-    "stage_assignment",
-    "stage_code",
-    "stage_conf",
-    "stage_tasks",
-    "take_over",
-    "update_differences",
-]
 
 STAGE_CONF = shared_steps("stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest")
 STAGE_CODE = shared_steps("stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser")
@@ -287,27 +274,17 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     record = read_record(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
     conf, spec = read_topology(ctx, token)
-    topology_id = record.topology_id
     claimed = read_token(ctx, token)
-    # What runs is never replaced by a repetition: a published topology is only completed.
-    keep = claimed is not None and claimed[0].published
-    stored = store_code(
+    return store_code(
         ctx,
-        topology_id,
+        record.topology_id,
         name=record.name,
         archive=record.archive,
         conf=conf,
         spec=spec,
-        keep=keep,
+        # What runs is never replaced by a repetition: a published topology is only completed.
+        keep=claimed is not None and claimed[0].published,
         allow_degraded=record.allow_degraded,
-    )
-    return CodeResult(
-        topology_id=topology_id,
-        name=record.name,
-        blobs=stored.blobs,
-        copies=stored.copies,
-        wanted_copies=stored.wanted,
-        degraded=stored.degraded,
     )
 
 
