@@ -269,7 +269,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     """
     from storm_dagster.blobstore.client import NimbusBlobClient
     from storm_dagster.core.invariants import RULES
-    from storm_dagster.operations.context import OperationsContext
+    from storm_dagster.operations.context import OperationsContext, leader_http
     from storm_dagster.operations.read.inspection import inspect_cluster
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -279,28 +279,16 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
             f"no cluster runs in {invocation.home}: start one with `storm-dagster dev`, or name another with "
             "--home or --conf-dir"
         )
-    with StormClusterState.open(invocation.conf.values) as cluster:
-
-        def leader_url() -> str:
-            known = cluster.epoch()
-            if known is None:
-                raise Unavailable("no nimbus has led this cluster yet: start one with `storm-dagster nimbus`")
-            return known[1].http
-
-        with (
-            NimbusBlobClient(leader_url, security=Security.of(invocation.conf)) as blobs,
-            Steps("looking", quiet=invocation.json) as steps,
-        ):
-            ctx = OperationsContext(
-                cluster=cluster,
-                blobs=blobs,
-                conf=invocation.conf,
-                log=logging.getLogger("storm_dagster.doctor"),
-                planner=_no_planner,
-            )
-            steps.begin("invariants")
-            seen = inspect_cluster(ctx, home=invocation.home if local else None, stable_secs=stable_secs)
-            steps.done("invariants")
+    with (
+        StormClusterState.open(invocation.conf.values) as cluster,
+        NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(invocation.conf)) as blobs,
+        Steps("looking", quiet=invocation.json) as steps,
+    ):
+        log = logging.getLogger("storm_dagster.doctor")
+        ctx = OperationsContext(cluster=cluster, blobs=blobs, conf=invocation.conf, log=log, planner=_no_planner)
+        steps.begin("invariants")
+        seen = inspect_cluster(ctx, home=invocation.home if local else None, stable_secs=stable_secs)
+        steps.done("invariants")
     if invocation.json:
         print_json(
             {

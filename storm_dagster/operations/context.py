@@ -94,6 +94,16 @@ class OperationsContext:
         return found[0]
 
 
+def leader_http(cluster: StormClusterState) -> str:
+    """Base URL of the leading nimbus; :class:`Unavailable` when there was never a leader."""
+    known = cluster.epoch()
+    if known is None:
+        raise Unavailable(
+            "no nimbus has led this cluster yet: start one with `storm-dagster nimbus` or `storm-dagster dev`"
+        )
+    return known[1].http
+
+
 def damaged_topology(view: ClusterView, name: str) -> str | None:
     """The reason why the view left out a damaged topology (by name or id); ``None`` when nothing is damaged."""
     for path, reason in view.corrupt.items():

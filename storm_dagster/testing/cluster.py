@@ -10,73 +10,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.client.command import CommandResult, run_cli
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_release import dagster_version, warm_runs_tested
 from storm_dagster.model.endpoints import ClusterFile
-from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 
 __all__ = ["CommandResult", "LocalCluster", "run_cli"]
-
-
-@dataclass
-class CommandResult:
-    """Exit code and output of a ``storm-dagster`` call."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        """The JSON document on standard output (exactly one)."""
-        return json.loads(self.out)
-
-    def check(self) -> CommandResult:
-        """Return itself if the exit code is 0; else raise the typed error that the command printed."""
-        if self.code == 0:
-            return self
-        try:
-            error: StormDagsterError = error_from_document(json.loads(self.out))
-        except ValueError:
-            error = StormDagsterError(f"exit code {self.code}: {self.err.strip()[-2000:] or self.out[-2000:]}")
-        raise error
-
-
-def run_cli(
-    *args: str,
-    home: Path | None = None,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 330.0,
-    stdin: str | None = None,
-) -> CommandResult:
-    """Run ``storm-dagster ARGS`` with this interpreter; ``home`` becomes STORM_DAGSTER_HOME."""
-    full = {**os.environ, **(env or {})}
-    if home is not None:
-        full["STORM_DAGSTER_HOME"] = str(home)
-    done = subprocess.run(
-        [sys.executable, "-m", "storm_dagster", *args],
-        input=stdin,
-        stdin=subprocess.DEVNULL if stdin is None else None,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=full,
-        timeout=timeout,
-        check=False,
-    )
-    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 class LocalCluster:

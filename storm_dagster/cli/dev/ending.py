@@ -105,7 +105,6 @@ def end_cluster(
     home: Path,
     *,
     grace: float = GRACE_SECS,
-    notify: Callable[[str], None] = lambda text: None,
     hurry: Callable[[], bool] = lambda: False,
     reap: Callable[[], None] = lambda: None,
 ) -> list[Process]:
@@ -121,29 +120,23 @@ def end_cluster(
             record.signal(signal.SIGSTOP)
     # Read again: a worker may have come up before its supervisor was stopped.
     records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
-    workers = [record for record in records if record.role == "worker"]
-    if any(record.alive() for record in workers):
-        notify("workers")
-        _end(workers, grace, hurry)
-        reap()
-    daemons = [record for record in records if record.role != "worker"]
-    for wave, name, patience in (
-        ([record for record in daemons if record.role not in _LAST_ROLES], "daemons", grace),
+    waves = (
+        (lambda role: role == "worker", grace),
+        (lambda role: role not in ("worker", *_LAST_ROLES), grace),
         # The first ones of a machine write down their class data for the next ones.
-        ([record for record in daemons if record.role in _LAST_ROLES], "zookeeper and spark", 3 * grace),
-    ):
+        (lambda role: role in _LAST_ROLES, 3 * grace),
+    )
+    for belongs, patience in waves:
+        wave = [record for record in records if belongs(record.role)]
         if any(record.alive() for record in wave):
-            notify(name)
             _end(wave, patience, hurry)
             reap()
     # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
     left: list[Process] = []
-    for attempt in range(60):
+    for _ in range(60):
         left = family(home, records, marks)
         if not left:
             break
-        if attempt == 0:
-            notify("descendants")
         for process in left:
             signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
         reap()

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ _QUEUED_SECS = 15.0
 """A queue with room starts a run sooner, stock settings included."""
 
 Notify = Callable[[str], None]
-Change = Callable[[str, Mapping[str, Any]], str | None]
+Change = Callable[[str, Mapping[str, Any]], object]
 
 
 class LeftToQueue(Exception):
@@ -120,20 +121,6 @@ def _version_in(conf: Mapping[str, Any]) -> str | None:
     return str(conf[CODE_VERSION_KEY]) if CODE_VERSION_KEY in conf else None
 
 
-def _upload(nimbus: NimbusClient, declaration: Declaration, described: Described) -> Any:
-    if described.spec is None or described.problem is not None or described.code_version is None:
-        raise InvalidTopology(f"{declaration.name!r} cannot be deployed: {described.problem}")
-    # A declaration is the whole conf: a key that is gone from it is gone from the topology.
-    whole = {"topology.update.keep.conf": False}
-    conf = {**declaration.submitted_conf, **whole, CODE_VERSION_KEY: described.code_version}
-    with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
-        bundle = bundle_target(
-            declaration.target, declaration.args, folder=Path(folder), home=home_dir(declaration.home)
-        )
-        spec = with_parallelism(bundle.topology, declaration.parallelism)
-        return upload(nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name)
-
-
 def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
     """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this run."""
     until = time.monotonic() + _QUEUED_SECS
@@ -148,34 +135,6 @@ def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any
     return check
 
 
-def _deploy_code(
-    nimbus: NimbusClient,
-    declaration: Declaration,
-    described: Described,
-    actual: Actual,
-    *,
-    gray: bool,
-    batch: Mapping[str, Any],
-    token: str,
-    notify: Notify,
-    change: Change,
-) -> str:
-    """Replace the running code by the declared code; returns the action as text."""
-    name = declaration.name
-    under_way = actual.status == "UPGRADING"
-    if gray and not under_way and (why_not := _needs_hot_deploy(actual)):
-        notify(f"{why_not}: a hot deploy instead of a gray upgrade")
-        gray = False
-    if gray:
-        handle = None if under_way else _upload(nimbus, declaration, described).handle
-        upgrade_all_workers(nimbus, name, handle, batch, token=token, change=change)
-        return f"gray upgrade to {described.code_version}"
-    uploaded = _upload(nimbus, declaration, described)
-    change("update", {"handle": uploaded.handle, "token": token})
-    wait_for_tasks(nimbus, name, deadline=time.monotonic() + _WAIT_SECS)
-    return f"hot deploy of {described.code_version}"
-
-
 def _needs_hot_deploy(actual: Actual) -> str | None:
     """Reason why the running topology cannot be upgraded worker by worker; ``None`` when it can."""
     if actual.workers < 2:
@@ -185,80 +144,107 @@ def _needs_hot_deploy(actual: Actual) -> str | None:
     return None
 
 
-def reconcile(
-    nimbus: NimbusClient,
-    declaration: Declaration,
-    described: Described,
-    actual: Actual | None,
-    *,
-    policy: DeployPolicy,
-    batch: Mapping[str, Any],
-    token: str,
-    notify: Notify,
-    shares_queue: Callable[[str], bool],
-    only_submit: bool = False,
-    may_submit: bool = True,
-) -> list[str]:
-    """Change what differs from the declaration; what was done, in words.
+@dataclass(frozen=True)
+class Reconciler:
+    """Brings one topology to its declaration, through nimbus."""
 
-    With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that does not run. With policy
-    ``manual`` its code is. Raises the typed error of whatever refuses, and :class:`LeftToQueue` where ``shares_queue``
-    says of a run of nimbus that it waits in the caller's queue.
-    """
-    name, done = declaration.name, list[str]()
+    nimbus: NimbusClient
+    declaration: Declaration
+    described: Described
+    policy: DeployPolicy
+    batch: Mapping[str, Any]
+    token: str
+    notify: Notify
+    shares_queue: Callable[[str], bool]
+    """Whether a run of nimbus waits in the queue of the caller's run."""
 
-    def change(verb: str, body: Mapping[str, Any]) -> str | None:
-        run_id = nimbus.post(f"/v1/topologies/{name}/{verb}", dict(body), repeat=False).get("run_id")
-        notify(f"{verb}: run {run_id or 'none, the leader did it itself'}")
+    def change(self, verb: str, body: Mapping[str, Any]) -> None:
+        """Ask for a change by its verb and body, and wait for its run."""
+        path = f"/v1/topologies/{self.declaration.name}/{verb}"
+        run_id = self.nimbus.post(path, dict(body), repeat=False).get("run_id")
+        self.notify(f"{verb}: run {run_id or 'none, the leader did it itself'}")
         if run_id:
             deadline = time.monotonic() + _WAIT_SECS
-            wait_for_run(nimbus, run_id, deadline=deadline, on_document=_patience(shares_queue))
-        return run_id
+            wait_for_run(self.nimbus, run_id, deadline=deadline, on_document=_patience(self.shares_queue))
 
-    differ = differences(declaration, described, actual)
-    if "running" in differ and not may_submit:
-        notify(f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand")
-        return []
-    if "running" in differ:
-        uploaded = _upload(nimbus, declaration, described)
-        submission = submit_uploaded(
-            nimbus,
-            uploaded,
-            name=name,
-            token=token,
-            inactive=declaration.inactive,
-            progress=lambda step, state: notify(f"{step}: {state}"),
-            on_document=_patience(shares_queue),
-        )
-        return [f"submitted as {submission.id} (run {submission.run_id})"]
-    if only_submit or actual is None:
-        return []
-    going_on = actual.status == "UPGRADING" and actual.upgrading_to == described.code_version is not None
-    if actual.status not in ("ACTIVE", "INACTIVE") and not going_on:
-        notify(f"{name} is {actual.status}: it is left alone until that is over")
-        return []
-    if "code" in differ:
-        if policy == "manual" and not going_on:
-            notify(f"{differ['code']}: deploy is manual, the code is left alone")
-        else:
-            gray = going_on or (policy == "gray" and actual.status == "ACTIVE")
-            deploy = {"gray": gray, "batch": batch, "token": token, "notify": notify, "change": change}
-            done.append(_deploy_code(nimbus, declaration, described, actual, **deploy))
-    spread = {
-        component: count
-        for component, count in sorted(declaration.parallelism.items())
-        if f"parallelism.{component}" in differ and component in actual.executors
-    }
-    more_or_fewer = {"workers": declaration.workers} if "workers" in differ else {}
-    # A hot deploy has brought workers and parallelism about already.
-    if (spread or more_or_fewer) and not any(text.startswith("hot") for text in done):
-        executors = {"executors": spread} if spread else {}
-        change("rebalance", {"wait_secs": 0, **more_or_fewer, **executors})
-        done.append("rebalanced: " + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items()))
-    if "status" in differ:
-        change("deactivate" if declaration.inactive else "activate", {})
-        done.append("deactivated" if declaration.inactive else "activated")
-    return done
+    def run(self, actual: Actual | None, *, only_submit: bool = False, may_submit: bool = True) -> list[str]:
+        """Change what differs from the declaration; what was done, in words.
+
+        With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that does not run. With
+        policy ``manual`` its code is. Raises the typed error of whatever refuses, and :class:`LeftToQueue` where
+        ``shares_queue`` says of a run of nimbus that it waits in the caller's queue.
+        """
+        declaration, described, name, done = self.declaration, self.described, self.declaration.name, list[str]()
+        differ = differences(declaration, described, actual)
+        if "running" in differ:
+            if not may_submit:
+                self.notify(f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand")
+                return []
+            submission = submit_uploaded(
+                self.nimbus,
+                self._upload(),
+                name=name,
+                token=self.token,
+                inactive=declaration.inactive,
+                progress=lambda step, state: self.notify(f"{step}: {state}"),
+                on_document=_patience(self.shares_queue),
+            )
+            return [f"submitted as {submission.id} (run {submission.run_id})"]
+        if only_submit or actual is None:
+            return []
+        going_on = actual.status == "UPGRADING" and actual.upgrading_to == described.code_version is not None
+        if actual.status not in ("ACTIVE", "INACTIVE") and not going_on:
+            self.notify(f"{name} is {actual.status}: it is left alone until that is over")
+            return []
+        if "code" in differ:
+            if self.policy == "manual" and not going_on:
+                self.notify(f"{differ['code']}: deploy is manual, the code is left alone")
+            else:
+                gray = going_on or (self.policy == "gray" and actual.status == "ACTIVE")
+                done.append(self._deploy_code(actual, gray=gray))
+        spread = {
+            component: count
+            for component, count in sorted(declaration.parallelism.items())
+            if f"parallelism.{component}" in differ and component in actual.executors
+        }
+        more_or_fewer = {"workers": declaration.workers} if "workers" in differ else {}
+        # A hot deploy has brought workers and parallelism about already.
+        if (spread or more_or_fewer) and not any(text.startswith("hot") for text in done):
+            executors = {"executors": spread} if spread else {}
+            self.change("rebalance", {"wait_secs": 0, **more_or_fewer, **executors})
+            done.append("rebalanced: " + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items()))
+        if "status" in differ:
+            self.change("deactivate" if declaration.inactive else "activate", {})
+            done.append("deactivated" if declaration.inactive else "activated")
+        return done
+
+    def _deploy_code(self, actual: Actual, *, gray: bool) -> str:
+        """Replace the running code by the declared code; returns the action as text."""
+        name, version = self.declaration.name, self.described.code_version
+        under_way = actual.status == "UPGRADING"
+        if gray and not under_way and (why_not := _needs_hot_deploy(actual)):
+            self.notify(f"{why_not}: a hot deploy instead of a gray upgrade")
+            gray = False
+        if gray:
+            handle = None if under_way else self._upload().handle
+            upgrade_all_workers(self.nimbus, name, handle, self.batch, token=self.token, change=self.change)
+            return f"gray upgrade to {version}"
+        self.change("update", {"handle": self._upload().handle, "token": self.token})
+        wait_for_tasks(self.nimbus, name, deadline=time.monotonic() + _WAIT_SECS)
+        return f"hot deploy of {version}"
+
+    def _upload(self) -> Any:
+        declaration, described = self.declaration, self.described
+        if described.spec is None or described.problem is not None or described.code_version is None:
+            raise InvalidTopology(f"{declaration.name!r} cannot be deployed: {described.problem}")
+        # A declaration is the whole conf: a key that is gone from it is gone from the topology.
+        whole = {"topology.update.keep.conf": False}
+        conf = {**declaration.submitted_conf, **whole, CODE_VERSION_KEY: described.code_version}
+        home = home_dir(declaration.home)
+        with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
+            bundle = bundle_target(declaration.target, declaration.args, folder=Path(folder), home=home)
+            spec = with_parallelism(bundle.topology, declaration.parallelism)
+            return upload(self.nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name)
 
 
 _LONGEST_SECS = 900.0

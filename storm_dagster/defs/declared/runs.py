@@ -11,7 +11,7 @@ from pydantic import Field
 from storm_dagster.client.changes import change_topology
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
 from storm_dagster.defs.declared.declaration import Actual, describe_declared, differences
-from storm_dagster.defs.declared.deploy import LeftToQueue, alone, read_actual, reconcile
+from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
 from storm_dagster.defs.declared.requests import DEPLOY_JOB, by_hand, mark_final_failure, newest_observation, under_way
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.failures import step_errors
@@ -82,16 +82,18 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
                 if mine:
                     try:
                         with topology.nimbus.client() as nimbus:
-                            done = reconcile(
+                            reconciler = Reconciler(
                                 nimbus,
                                 topology.declaration,
                                 described,
-                                read_actual(cluster, blobs, name),
-                                policy=policy,
-                                batch=topology.batch,
+                                policy,
+                                topology.batch,
                                 token=f"{run.run_id}-{topology.identifier}"[:200],
                                 notify=notify,
                                 shares_queue=context.instance.has_run,
+                            )
+                            done = reconciler.run(
+                                read_actual(cluster, blobs, name),
                                 only_submit=config.only_submit,
                                 may_submit=hand or newest is None,
                             )

@@ -20,9 +20,10 @@ from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.defs.resources.local_cluster import ensure_local_cluster
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import home_dir
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.security import Security
+from storm_dagster.operations.context import leader_http
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _BUILT_IN_CODE = (
@@ -170,13 +171,3 @@ class BlobStoreResource(_Connected):
         known = cluster.epoch()
         epoch = None if known is None else known[0]
         return NimbusBlobClient(lambda: leader_http(cluster), epoch=epoch, security=Security.of(self.conf()))
-
-
-def leader_http(cluster: StormClusterState) -> str:
-    """Base URL of the leading nimbus; :class:`Unavailable` when there was never a leader."""
-    known = cluster.epoch()
-    if known is None:
-        raise Unavailable(
-            "no nimbus has led this cluster yet: start one with `storm-dagster nimbus` or `storm-dagster dev`"
-        )
-    return known[1].http

@@ -6,17 +6,15 @@ sensor or a submission without that flag never does.
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.client import command
 from storm_dagster.model.endpoints import ClusterFile
-from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.errors import Conflict, Unavailable
 from storm_dagster.model.run_file import RunFile
 
 CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
@@ -31,37 +29,14 @@ def local_cluster_runs(home: Path) -> bool:
 
 def run_cli(arguments: Sequence[str]) -> dict[str, Any]:
     """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
-    argv = [sys.executable, "-m", "storm_dagster", *arguments, "--json"]
-    # This run may belong to another cluster, which must not take the new one for its own when it ends.
-    environment = {key: value for key, value in os.environ.items() if key != CLUSTER_MARK}
     try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=_LONGEST_SECS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-            env=environment,
-        )
+        # This run may belong to another cluster, which must not take the new one for its own when it ends.
+        done = command.run_cli(*arguments, "--json", env={CLUSTER_MARK: ""}, timeout=_LONGEST_SECS)
     except subprocess.TimeoutExpired:
         raise Unavailable(
             f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"
         ) from None
-    document: Any = None
-    for text in (done.stdout, done.stdout.strip().rpartition("\n")[2]):
-        try:
-            document = json.loads(text)
-            break
-        except ValueError:
-            continue
-    if done.returncode:
-        if isinstance(document, dict) and "error" in document:
-            raise error_from_document(document)
-        raise StormDagsterError(
-            f"`storm-dagster {' '.join(arguments)}` failed ({done.returncode}): {done.stderr[-2000:]}"
-        )
-    return document if isinstance(document, dict) else {}
+    return done.check().document
 
 
 def start_cluster(home: Path, *, supervisors: int, slots: int, nimbuses: int) -> None:
