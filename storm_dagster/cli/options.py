@@ -113,26 +113,18 @@ def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Call
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
-        def call(
-            as_json: bool,
-            home: str | None,
-            conf_dir: str | None,
-            cluster_pairs: tuple[str, ...],
-            verbose: bool,
-            dry_run: bool = False,
-            wait: bool = True,
-            **rest: Any,
-        ) -> Any:
-            configure_logging(verbose=verbose)
+        def call(**given: Any) -> Any:
+            home, conf_dir = given.pop("home"), given.pop("conf_dir")
+            configure_logging(verbose=given.pop("verbose"))
             invocation = Invocation(
                 home=home_dir(home),
                 conf_dir=Path(conf_dir).expanduser().absolute() if conf_dir else None,
-                overrides=parse_assignments(cluster_pairs, source="-c"),
-                json=as_json,
-                dry_run=dry_run,
-                wait=wait,
+                overrides=parse_assignments(given.pop("cluster_pairs"), source="-c"),
+                json=given.pop("as_json"),
+                dry_run=given.pop("dry_run", False),
+                wait=given.pop("wait", True),
             )
-            return function(invocation, **rest)
+            return function(invocation, **given)
 
         made = parameters(rules.get("takes"), call)
         if changes or rules.get("changes"):

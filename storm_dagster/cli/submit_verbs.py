@@ -66,21 +66,20 @@ def _dry_run(
 
 def field_options(request: type[RequestModel], function: Any) -> Any:
     """Add the options of a request's fields; what is not given is ``None`` or empty."""
-    for field, info in reversed(request.model_fields.items()):
+    rows: dict[str, dict[str, Any]] = {}
+    for field, info in request.model_fields.items():
         flag = next((each for each in info.metadata if isinstance(each, Flag)), None)
         if flag is None:
             continue
-        settings: dict[str, Any] = {"help": info.description, "metavar": flag.metavar}
-        kinds = (info.annotation, *get_args(info.annotation))
+        settings = rows[f"{flag.name} {field}"] = {"help": info.description, "metavar": flag.metavar}
         if info.annotation is bool:
-            settings = {"help": info.description, "is_flag": True}
+            settings["is_flag"] = True
         elif get_origin(info.annotation) is dict:
             settings["multiple"] = True
-        elif int in kinds:
+        elif int in (info.annotation, *get_args(info.annotation)):
             bounds = bounds_of(info)
-            settings["type"] = click.IntRange(bounds.get("ge"), bounds.get("le"))
-        function = click.option(flag.name, field, **settings)(function)
-    return function
+            settings["between"] = (bounds.get("ge"), bounds.get("le"))
+    return parameters(rows, function)
 
 
 def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:

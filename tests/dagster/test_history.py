@@ -24,7 +24,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from storm_dagster import StormTopologyComponent, build_alert_sensor, build_rebalance_schedule
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.observe import history
-from storm_dagster.defs.observe.history import own_jobs, prune_runs, prune_ticks
+from storm_dagster.defs.observe.history import own, prune_runs, prune_ticks
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_rigs.dagster_world import DagsterWorld
 
@@ -160,7 +160,7 @@ def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlit
         ticks(sqlite, name, "storm", [9, 8])
     assert prune_ticks(sqlite, NAMES, tomorrow()) == len(clocks) + 1
     # Another cluster of the location has names of its own.
-    assert not own_jobs(DagsterNames("prod")) & {"submit_topology", "ask_for_rebalance"}
+    assert not own(DagsterNames("prod"), "jobs") & {"submit_topology", "ask_for_rebalance"}
 
 
 @pytest.mark.zookeeper

@@ -107,7 +107,43 @@ def build_rebalance_schedule(
     def schedule(
         context: dg.ScheduleEvaluationContext, zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
     ) -> list[dg.RunRequest] | dg.SkipReason:
-        return _evaluate(context, zookeeper, blobstore, only, names, in_cluster_location)
+        """Plan every stable topology with what it has, and request a run where tasks would move."""
+        requests: list[dg.RunRequest] = []
+        why: list[str] = []
+        try:
+            with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
+                ops = OperationsContext(
+                    cluster=cluster, blobs=blobs, conf=zookeeper.conf(), planner=plan_placement, log=_log
+                )
+                view = cluster.load_view()
+                for topology in sorted(view.topologies.values(), key=lambda topology: topology.base.name):
+                    name, reason = topology.base.name, _busy(topology, ops.now_secs())
+                    if only is not None and name not in only:
+                        continue
+                    moved = 0
+                    try:
+                        if reason is None:
+                            moved, reason = _gain(ops, view, topology)
+                    except StormDagsterError as error:
+                        reason = f"left alone, {error.message}"
+                    if (
+                        moved
+                        and in_cluster_location
+                        and not context.instance.has_dynamic_partition(names.partitions, name)
+                    ):
+                        moved, reason = 0, "no partition key yet: lifecycle_sensor adds it"
+                    why.append(f"{name}: {reason}")
+                    if moved and topology.assignment_at is not None:
+                        run_key = f"{topology.id}:{topology.assignment_at.version}"
+                        tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
+                        ask = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}}
+                        run: dict[str, Any] = {"partition_key": name} if in_cluster_location else {"run_config": ask}
+                        requests.append(dg.RunRequest(run_key=run_key, tags=tags, **run))
+        except StormDagsterError as error:
+            return dg.SkipReason(error.message)
+        for line in why:
+            context.log.info(line)
+        return requests or dg.SkipReason("; ".join(why[:20]) or "no topology runs")
 
     ask = None if in_cluster_location else op_job(names, _ASK_JOB, ask_for_rebalance)
     made = dg.schedule(
@@ -122,46 +158,3 @@ def build_rebalance_schedule(
     )(bind(schedule, names))
     remember_own(names.cluster, dg.Definitions(jobs=[ask] if ask is not None else [], schedules=[made]))
     return made
-
-
-def _evaluate(
-    context: dg.ScheduleEvaluationContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    only: set[str] | None,
-    names: DagsterNames,
-    in_cluster_location: bool,
-) -> list[dg.RunRequest] | dg.SkipReason:
-    """Plan every stable topology with what it has, and request a run where tasks would move."""
-    requests: list[dg.RunRequest] = []
-    why: list[str] = []
-    try:
-        with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
-            ops = OperationsContext(
-                cluster=cluster, blobs=blobs, conf=zookeeper.conf(), planner=plan_placement, log=_log
-            )
-            view = cluster.load_view()
-            for topology in sorted(view.topologies.values(), key=lambda topology: topology.base.name):
-                name, reason = topology.base.name, _busy(topology, ops.now_secs())
-                if only is not None and name not in only:
-                    continue
-                moved = 0
-                try:
-                    if reason is None:
-                        moved, reason = _gain(ops, view, topology)
-                except StormDagsterError as error:
-                    reason = f"left alone, {error.message}"
-                if moved and in_cluster_location and not context.instance.has_dynamic_partition(names.partitions, name):
-                    moved, reason = 0, "no partition key yet: lifecycle_sensor adds it"
-                why.append(f"{name}: {reason}")
-                if moved and topology.assignment_at is not None:
-                    run_key = f"{topology.id}:{topology.assignment_at.version}"
-                    tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(moved)}
-                    ask = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": {"name": name}}}}
-                    run: dict[str, Any] = {"partition_key": name} if in_cluster_location else {"run_config": ask}
-                    requests.append(dg.RunRequest(run_key=run_key, tags=tags, **run))
-    except StormDagsterError as error:
-        return dg.SkipReason(error.message)
-    for line in why:
-        context.log.info(line)
-    return requests or dg.SkipReason("; ".join(why[:20]) or "no topology runs")

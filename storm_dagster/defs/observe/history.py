@@ -8,7 +8,7 @@ the run that made what an asset, or a topology that lives, shows now.
 from collections import defaultdict
 from collections.abc import Collection
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 
@@ -25,32 +25,26 @@ _PAGE = 100
 
 DECLARED = ""
 """In the place of a cluster: the declared topologies of the code location."""
-_jobs: defaultdict[str | None, set[str]] = defaultdict(set)
-"""Cluster -> names of the jobs that this process has built for it."""
-_clocks: defaultdict[str | None, set[str]] = defaultdict(set)
-"""The same of sensors and schedules."""
+_own: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
+"""``jobs`` or ``clocks`` (sensors and schedules), and cluster -> their names that this process has built for it."""
 
 
 def remember_own(cluster: str | None, definitions: dg.Definitions) -> dg.Definitions:
     """Note that jobs, sensors and schedules of ``definitions`` are ours, so that their history is; returns them."""
-    _jobs[cluster].update(job.name for job in definitions.jobs or ())
-    _clocks[cluster].update(clock.name for clock in (*(definitions.sensors or ()), *(definitions.schedules or ())))
+    _own["jobs", cluster].update(job.name for job in definitions.jobs or ())
+    clocks = (*(definitions.sensors or ()), *(definitions.schedules or ()))
+    _own["clocks", cluster].update(clock.name for clock in clocks)
     return definitions
 
 
-def own_jobs(names: DagsterNames) -> set[str]:
-    """Names of our jobs in this code location, which every run loads as a whole."""
-    return _jobs[names.cluster] | _jobs[DECLARED]
-
-
-def own_clocks(names: DagsterNames) -> set[str]:
-    """Names of our sensors and schedules."""
-    return _clocks[names.cluster] | _clocks[DECLARED]
+def own(names: DagsterNames, kind: Literal["jobs", "clocks"]) -> set[str]:
+    """Names of our jobs, or sensors and schedules, in this code location, which every run loads as a whole."""
+    return _own[kind, names.cluster] | _own[kind, DECLARED]
 
 
 def is_own_run(run: Any, names: DagsterNames, repository: str | None) -> bool:
     """Whether a run is one of our jobs', launched in the code location ``repository`` (``None``: any)."""
-    ours = TOPOLOGY_TAG in run.tags or run.job_name in own_jobs(names)
+    ours = TOPOLOGY_TAG in run.tags or run.job_name in own(names, "jobs")
     return ours and repository in (None, run.tags.get(REPOSITORY_TAG))
 
 
@@ -69,7 +63,7 @@ def prune_runs(
     alive = set(instance.get_dynamic_partitions(names.partitions))
     tags = {REPOSITORY_TAG: repository} if repository is not None else {}
     deleted = 0
-    for job in sorted(own_jobs(names)):
+    for job in sorted(own(names, "jobs")):
         filters = dg.RunsFilter(job_name=job, statuses=_ENDED, created_before=before, tags=tags)
         kept: str | None = None
         while deleted < most:
@@ -109,7 +103,7 @@ def prune_ticks(
     """
     if getattr(instance, "schedule_storage", None) is None:
         return 0
-    ours, found = own_clocks(names), 0
+    ours, found = own(names, "clocks"), 0
     for state in instance.all_instigator_state():
         if state.instigator_name not in ours:
             continue

@@ -44,11 +44,6 @@ class NimbusResource(ClusterHandle):
         with self.client() as client:
             return client.get(f"/v1/topologies/{name}")
 
-    def cluster(self) -> dict[str, Any]:
-        """Nimbuses, supervisors, and whether a healing sensor is armed."""
-        with self.client() as client:
-            return client.get("/v1/cluster")
-
 
 def upload_of(
     log: logging.Logger,

@@ -45,16 +45,6 @@ class SupervisorsResource(_Finder):
         with self._zookeeper().cluster() as cluster:
             return dict(cluster.load_view().supervisors)
 
-    def free_slots(self) -> dict[str, tuple[int, ...]]:
-        """Supervisor id -> ports that no assignment holds."""
-        with self._zookeeper().cluster() as cluster:
-            view = cluster.load_view()
-        used = view.used_ports()
-        return {
-            supervisor_id: tuple(port for port in info.ports if port not in used.get(supervisor_id, ()))
-            for supervisor_id, info in view.supervisors.items()
-        }
-
 
 class WorkersResource(_Finder):
     """The workers that live now, of all topologies or of one."""

@@ -23,6 +23,7 @@ from storm_dagster.defs.submission.metadata import (
     active_metadata,
     code_metadata,
     conf_metadata,
+    fields_of,
     in_force_metadata,
     placement_metadata,
     planned_metadata,
@@ -86,9 +87,7 @@ def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) ->
 
 def _summary(report: RebalanceResult) -> dict[str, Any]:
     return {
-        "topology_id": report.topology_id,
-        "status": report.status,
-        "outcome": report.outcome,
+        **fields_of(report, "topology_id status outcome delay_secs"),
         "workers_wanted": report.workers,
         "executors_wanted": dg.MetadataValue.json(dict(report.executors)),
         "moved_tasks": report.moved,
@@ -96,7 +95,6 @@ def _summary(report: RebalanceResult) -> dict[str, Any]:
         "tasks_added": encode_ranges(report.tasks_added) or "none",
         "tasks_removed": encode_ranges(report.tasks_removed) or "none",
         "planner": report.planner or "none",
-        "delay_secs": report.delay_secs,
     }
 
 

@@ -23,26 +23,20 @@ from storm_dagster.model import paths
 from storm_dagster.model.masking import mask
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.records import Assignment
+from storm_dagster.operations import results
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.results import (
-    ActivateResult,
-    AssignmentResult,
-    CodeResult,
-    ConfResult,
-    PublishResult,
-    ReassignResult,
-    RebalanceResult,
-    TasksResult,
-)
 
 
-def conf_metadata(report: ConfResult) -> dict[str, Any]:
+def fields_of(report: results.TopologyResult, names: str) -> dict[str, Any]:
+    """Those fields of a result that are shown as they are."""
+    return {name: getattr(report, name) for name in names.split()}
+
+
+def conf_metadata(report: results.ConfResult) -> dict[str, Any]:
     """Stage 1: id, token, epoch, the normalized conf, components, warnings."""
     components = list(report.topology.components())
     return {
-        "topology_id": report.topology_id,
-        "token": report.token,
-        "epoch": report.epoch,
+        **fields_of(report, "topology_id token epoch"),
         "conf": dg.MetadataValue.json(mask(report.conf)),
         "components": components_table(report.topology),
         "warnings": notes(report.warnings),
@@ -54,28 +48,25 @@ def conf_metadata(report: ConfResult) -> dict[str, Any]:
     }
 
 
-def code_metadata(report: CodeResult) -> dict[str, Any]:
+def code_metadata(report: results.CodeResult) -> dict[str, Any]:
     """Stage 2: the blobs with size and hash, and how many nimbuses hold each."""
     return {
-        "topology_id": report.topology_id,
+        **fields_of(report, "topology_id degraded"),
         "blobs": blobs_table(report.blobs),
         "copies": table("key copies:int", list(report.copies.items())),
         "code_bytes": sum(blob.size for blob in report.blobs),
         "copies_min": min(report.copies.values(), default=0),
         "copies_wanted": report.wanted_copies,
-        "degraded": report.degraded,
     }
 
 
-def tasks_metadata(report: TasksResult) -> dict[str, Any]:
+def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
     """Stage 3: which tasks belong to which component, and how they are grouped into executors."""
     return {
-        "topology_id": report.topology_id,
+        **fields_of(report, "topology_id tasks workers"),
         "tasks_by_component": tasks_table(report.table),
         "executors_by_component": dg.MetadataValue.json(dict(report.executors)),
-        "tasks": report.tasks,
         "executors": sum(report.executors.values()),
-        "workers": report.workers,
     }
 
 
@@ -95,12 +86,11 @@ def placement_metadata(placement: TopologyPlacement, components: Mapping[int, st
     }
 
 
-def planned_metadata(report: AssignmentResult, components: Mapping[int, str]) -> dict[str, Any]:
+def planned_metadata(report: results.AssignmentResult, components: Mapping[int, str]) -> dict[str, Any]:
     """Stage 4: the placement, who computed it and how long it took."""
     return {
-        "topology_id": report.topology_id,
+        **fields_of(report, "topology_id planner"),
         **placement_metadata(report.placement, components, f"{report.name}: tasks on slots"),
-        "planner": report.planner,
         "session_seconds": round(report.session_secs, 3),
         "assign_seconds": round(report.assign_secs, 3),
         "supervisors_offered": report.supervisors,
@@ -116,7 +106,9 @@ def stored_metadata(assignment: Assignment, components: Mapping[int, str], name:
     }
 
 
-def in_force_metadata(report: RebalanceResult | ReassignResult, components: Mapping[int, str]) -> dict[str, Any]:
+def in_force_metadata(
+    report: results.RebalanceResult | results.ReassignResult, components: Mapping[int, str]
+) -> dict[str, Any]:
     """The assignment that a change brought about, and the version of its node; empty without a change."""
     found = {} if report.assignment is None else stored_metadata(report.assignment, components, report.name)
     if report.version is not None:
@@ -130,27 +122,18 @@ def task_components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
     return tasks.component_of() if tasks is not None else {}
 
 
-def published_metadata(report: PublishResult, components: Mapping[int, str]) -> dict[str, Any]:
+def published_metadata(report: results.PublishResult, components: Mapping[int, str]) -> dict[str, Any]:
     """Stage 5: paths and versions of what the one transaction wrote, and the tries that it took."""
     return {
-        "topology_id": report.topology_id,
-        "status": report.status,
+        **fields_of(report, "topology_id status planner attempts replanned"),
         **stored_metadata(report.assignment, components, report.name),
         "zookeeper": nodes_table(report.versions),
         "nodes_written": 0 if report.already else len(report.versions),
-        "planner": report.planner,
-        "attempts": report.attempts,
-        "replanned": report.replanned,
         "already_published": report.already,
         "replaced": report.replaced or "nothing",
     }
 
 
-def active_metadata(report: ActivateResult) -> dict[str, Any]:
+def active_metadata(report: results.ActivateResult) -> dict[str, Any]:
     """Stage 6: the status that the topology has now."""
-    return {
-        "topology_id": report.topology_id,
-        "status": report.status,
-        "changed": report.changed,
-        "base_version": report.version,
-    }
+    return {**fields_of(report, "topology_id status changed"), "base_version": report.version}

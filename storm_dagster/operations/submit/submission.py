@@ -127,16 +127,14 @@ def stage_conf(
     write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
         ctx.blobs.put(newest_token_key(name), token.encode())
-    return ConfResult(
-        token=token,
-        topology_id=topology_id,
-        name=name,
-        epoch=epoch,
-        conf=conf,
-        topology=spec,
-        warnings=tuple(warnings),
-        replaces=replaces,
-    )
+    return _conf_result(token, record, conf, spec, warnings=tuple(warnings))
+
+
+def _conf_result(
+    token: str, record: StagingRecord, conf: dict[str, Any], spec: TopologySpec, **more: Any
+) -> ConfResult:
+    ids = {"topology_id": record.topology_id, "name": record.name, "epoch": record.epoch}
+    return ConfResult(**ids, token=token, conf=conf, topology=spec, replaces=record.replaces, **more)
 
 
 def take_over(ctx: OperationsContext, token: str) -> bool:
@@ -173,16 +171,7 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     record = read_record(ctx, token).model_copy(update={"epoch": epoch})
     conf, spec = read_topology(ctx, token)
     write_part(ctx, token, "record", record)
-    return ConfResult(
-        token=token,
-        topology_id=record.topology_id,
-        name=record.name,
-        epoch=epoch,
-        conf=conf,
-        topology=spec,
-        published=True,
-        replaces=record.replaces,
-    )
+    return _conf_result(token, record, conf, spec, published=True)
 
 
 def _read_staged(
