@@ -6,7 +6,6 @@ Left out are the cluster's HOME, hidden files, virtual environments, byte code, 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import zipfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.packaging.unpack import hash_file
 
 MAX_BYTES = 64 * 1024 * 1024
 """Most bytes of a program's own files; vendored requirements are not counted."""
@@ -32,15 +32,6 @@ class Archive:
     sha256: str
     size: int
     files: int
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        for chunk in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 class IgnoreRules:

@@ -8,6 +8,7 @@ a rule is refused as a whole with :class:`InvalidTopology` naming the entry, and
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import shutil
 import stat
@@ -46,22 +47,21 @@ class UnpackLimits:
 
 
 @dataclass(frozen=True)
-class UnpackResult:
-    """Contents of an unpacked archive."""
-
-    kind: Literal["zip", "tar.gz"]
-    files: int
-    folders: int
-    bytes: int
-
-
-@dataclass(frozen=True)
 class _Entry:
     """One plain file or folder; ``stream`` is ``None`` for a folder."""
 
     name: str
     executable: bool
     stream: IO[bytes] | None
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        for chunk in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
@@ -75,7 +75,7 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
     raise InvalidTopology(f"archive {path.name} is neither zip (zip, jar, whl) nor tar.gz: pack it as one of those")
 
 
-def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackResult:
+def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> None:
     """Unpack into ``target``, which must not exist; it appears complete or not at all.
 
     Raises :class:`InvalidTopology` for an archive that breaks a rule and ``OSError`` when the disk does not
@@ -84,12 +84,11 @@ def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None)
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unpacking")
     fresh.mkdir(parents=True)
     try:
-        report = _walk(path, limits or UnpackLimits(), fresh)
+        _walk(path, limits or UnpackLimits(), fresh)
         os.rename(fresh, target)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    return report
 
 
 class _Names:
@@ -145,25 +144,21 @@ class _Names:
             self._files[key] = name
 
 
-def _walk(path: Path, limits: UnpackLimits, target: Path) -> UnpackResult:
-    kind = archive_kind(path)
+def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
     names = _Names(path.name, limits)
     packed = path.stat().st_size
-    files = folders = total = seen = 0
-    entries = _zip_entries(path, limits, names) if kind == "zip" else _tar_entries(path, limits, names)
+    total = 0
+    entries_of = _zip_entries if archive_kind(path) == "zip" else _tar_entries
     try:
-        for entry in entries:
-            seen += 1
-            if seen > limits.entries:
+        for seen, entry in enumerate(entries_of(path, limits, names)):
+            if seen >= limits.entries:
                 raise InvalidTopology(
                     f"archive {path.name} has more than {limits.entries} entries: leave out what is not needed"
                 )
             parts = names.take(entry.name, folder=entry.stream is None)
             if entry.stream is None:
-                folders += 1
                 target.joinpath(*parts).mkdir(parents=True, exist_ok=True)
                 continue
-            files += 1
             with entry.stream, _create(target.joinpath(*parts), entry.executable) as sink:
                 while chunk := entry.stream.read(_CHUNK):
                     total += len(chunk)
@@ -174,7 +169,6 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> UnpackResult:
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
         # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no sense.
         raise InvalidTopology(f"archive {path.name} cannot be read ({error}): pack it again") from None
-    return UnpackResult(kind, files, folders, total)
 
 
 def _create(path: Path, executable: bool) -> IO[bytes]:

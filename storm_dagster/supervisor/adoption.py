@@ -11,19 +11,18 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.core.slots.model import Work
+from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec, worker_processes
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_curve import link_key_of
-from storm_dagster.supervisor.launcher import SPEC, LaunchedWorker
-from storm_dagster.supervisor.processes import WorkerProcess
+from storm_dagster.supervisor.launcher import SPEC
+from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.supervisor.worker_user import OWN
 
 _log = logging.getLogger(__name__)
@@ -31,22 +30,14 @@ _OUTDATED = -1
 """A number of restarts that no assignment has."""
 
 
-@dataclass(frozen=True)
-class FoundWorker(LaunchedWorker):
-    """A live worker process of this supervisor."""
-
-    port: int
-    work: Work
-
-
-def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> list[FoundWorker]:
+def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> list[LiveWorker]:
     """Every live worker process of that supervisor below ``home``, the oldest first in each slot.
 
     One with secrets that count no more by ``conf`` is found as work that no assignment names, and so is started again in
     its slot.
     """
     security, users = Security.of(conf), ZooKeeperUsers.of(conf)
-    found: list[FoundWorker] = []
+    found: list[LiveWorker] = []
     for process, path in worker_processes():
         folder = path.parent.parent if path.parent.name == OWN else path.parent
         # Its children may have the same command line; the session's leader is the worker.
@@ -63,13 +54,10 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
         if spec.node != supervisor_id:
             continue
         # The folder of the code is named after its blob keys.
-        work = Work(
-            spec.topology_id,
-            Path(spec.code_dir).name,
-            spec.restarts if _is_current(spec, security, users) else _OUTDATED,
-        )
+        restarts = spec.restarts if _is_current(spec, security, users) else _OUTDATED
+        worker = Worker(folder.name, Work(spec.topology_id, Path(spec.code_dir).name, restarts))
         known = WorkerProcess(process.pid, process.start_ticks, boot_id())
-        found.append(FoundWorker(folder.name, known, Path(spec.heartbeat_path), Path(spec.log_path), spec.port, work))
+        found.append(LiveWorker(spec.port, worker, known, Path(spec.heartbeat_path), Path(spec.log_path)))
     return sorted(found, key=lambda worker: (worker.port, worker.process.start_ticks))
 
 

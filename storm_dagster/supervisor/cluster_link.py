@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from storm_dagster.core.slots.desired import DesiredSlots, desired_slots
@@ -38,33 +39,24 @@ _UPGRADE_SECS = 0.2
 """Poll interval of this supervisor's processes during an upgrade of their topology."""
 
 
+@dataclass(eq=False)
 class ClusterLink:
     """Session, newest :class:`DesiredSlots` and ephemeral record of a supervisor."""
 
-    def __init__(
-        self,
-        conf: ClusterConf,
-        supervisor_id: str,
-        *,
-        cluster_id: str | None,
-        save_cluster_id: Callable[[str], None],
-        info: Callable[[int], SupervisorInfo],
-        passes: Callable[[], int],
-        wake: Callable[[], None],
-        upgrades: Upgrades,
-    ) -> None:
-        """``info(count)``: the heartbeat record. ``passes()``: completed passes of the loop. ``wake`` wakes the loop when
-        :attr:`claims` changed. ``cluster_id``: this supervisor's only cluster; ``None`` until the first connection,
-        which calls ``save_cluster_id``."""
-        self._conf = conf
-        self._id = supervisor_id
-        self._host = str(conf["storm.local.hostname"])
-        self._info = info
-        self._passes = passes
-        self._wake_loop = wake
-        self._upgrades = upgrades
-        self._cluster_id = cluster_id
-        self._save_cluster_id = save_cluster_id
+    conf: ClusterConf
+    id: str
+    cluster_id: str | None
+    """This supervisor's only cluster; ``None`` until the first connection, which calls :attr:`save_cluster_id`."""
+    save_cluster_id: Callable[[str], None]
+    info: Callable[[int], SupervisorInfo]
+    """The heartbeat record with that count."""
+    passes: Callable[[], int]
+    """Completed passes of the loop."""
+    wake: Callable[[], None]
+    """Wakes the loop when :attr:`claims` changed."""
+    upgrades: Upgrades
+
+    def __post_init__(self) -> None:
         self.claims: DesiredSlots | None = None
         """Desired work of the last read; ``None`` before the first."""
         self._cluster: StormClusterState | None = None
@@ -117,11 +109,11 @@ class ClusterLink:
                 self._urls = _read_urls(cluster)
             except StormDagsterError as error:
                 _log.warning("the nimbuses cannot be listed, the last known ones are used: %s", error.message)
-        return tuple(dict.fromkeys((*self._urls, *seed_urls(self._conf))))
+        return tuple(dict.fromkeys((*self._urls, *seed_urls(self.conf))))
 
     def code_hash(self, key: str) -> str | None:
         """SHA-256 of that blob by the leader's records; ``None`` where they have none. From any thread."""
-        upgrades = [state.record for state in list(self._upgrades.states.values())]
+        upgrades = [state.record for state in list(self.upgrades.states.values())]
         for record in (*list(self._assignments.values()), *upgrades):
             if record is not None and key in record.code:
                 return record.code[key]
@@ -160,24 +152,24 @@ class ClusterLink:
     def _sync(self) -> None:
         cluster = self._cluster
         if cluster is None:
-            cluster = StormClusterState.open(self._conf, cluster_id=self._cluster_id)
+            cluster = StormClusterState.open(self.conf, cluster_id=self.cluster_id)
             cluster.state.add_listener(self._on_connection)
             self._cluster = cluster
-            if self._cluster_id is None:
-                self._cluster_id = cluster.cluster_id()
-                self._save_cluster_id(self._cluster_id)
-                _log.info("this supervisor belongs to cluster %s", self._cluster_id)
+            if self.cluster_id is None:
+                self.cluster_id = cluster.cluster_id()
+                self.save_cluster_id(self.cluster_id)
+                _log.info("this supervisor belongs to cluster %s", self.cluster_id)
         if not cluster.session.connected:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
         self._refuse_second(cluster)
-        info = self._info(self._count + 1)
+        info = self.info(self._count + 1)
         reading, beating = self._read_due(), self._beat_due(cluster, info)
         if reading or beating:
             # Before anything is read, and before this supervisor offers its slots.
             cluster.check_cluster_id()
         if reading:
             self._read(cluster)
-        stale = self._upgrades.advance(cluster, self._assignments)
+        stale = self.upgrades.advance(cluster, self._assignments)
         self._changed.update(stale)
         if stale:
             self._read(cluster)
@@ -193,13 +185,13 @@ class ClusterLink:
         self._event.set()
 
     def _until_due(self) -> float:
-        longest = float(self._conf["supervisor.monitor.frequency.secs"])
-        if self._upgrades.states:
+        longest = float(self.conf["supervisor.monitor.frequency.secs"])
+        if self.upgrades.states:
             # Something may soon have to be written that nobody wakes this thread for.
             longest = min(longest, _UPGRADE_SECS)
         if self._beat_at is None:
             return 0.1
-        due = self._beat_at + float(self._conf["supervisor.heartbeat.frequency.secs"]) - time.monotonic()
+        due = self._beat_at + float(self.conf["supervisor.heartbeat.frequency.secs"]) - time.monotonic()
         return max(0.05, min(longest, due))
 
     # -- reading ----------------------------------------------------------------------------------------
@@ -217,7 +209,7 @@ class ClusterLink:
         self._changed.update(
             topology_id
             for topology_id, nodes in changed.items()
-            if nodes is None or self._id in nodes or topology_id in self._assignments
+            if nodes is None or self.id in nodes or topology_id in self._assignments
         )
         self._changed |= self._damaged
         if time.monotonic() - self._read_own_at >= _OWN_READ_SECS:
@@ -226,10 +218,10 @@ class ClusterLink:
         while self._changed:
             self._read_one(cluster, self._changed.pop())
         self._version, self._read_at = version, time.monotonic()
-        claims = desired_slots(self._assignments, self._id, self._upgrades.states)
+        claims = desired_slots(self._assignments, self.id, self.upgrades.states)
         if claims != self.claims:
             self.claims = claims
-            self._wake_loop()
+            self.wake()
 
     def _read_one(self, cluster: StormClusterState, topology_id: str) -> None:
         try:
@@ -237,7 +229,7 @@ class ClusterLink:
             found = self._read_mine(cluster, topology_id)
             if found is not None:
                 wake = self._wake_of(topology_id)
-                self._upgrades.read(cluster, topology_id, wake)
+                self.upgrades.read(cluster, topology_id, wake)
                 found = self._read_mine(cluster, topology_id, wake)
             if found is None and topology_id in self._assignments:
                 # A root that is being wiped loses its nodes one by one, which must not look like kills.
@@ -259,14 +251,14 @@ class ClusterLink:
         else:
             self._assignments.pop(topology_id, None)
             self._wakes.pop(topology_id, None)
-            self._upgrades.forget(topology_id)
+            self.upgrades.forget(topology_id)
 
     def _read_mine(
         self, cluster: StormClusterState, topology_id: str, wake: Callable[[], None] | None = None
     ) -> Assignment | None:
         """The assignment if it names this supervisor."""
         found = cluster.read_assignment(topology_id, wake)
-        mine = found is not None and any(worker.node == self._id for worker in found[0].workers)
+        mine = found is not None and any(worker.node == self.id for worker in found[0].workers)
         return found[0] if found is not None and mine else None
 
     def _wake_of(self, topology_id: str) -> Callable[[], None]:
@@ -291,31 +283,31 @@ class ClusterLink:
         """
         if self._beat_session == cluster.session.session_id:
             return
-        path, other, mine = paths.supervisor(self._id), None, self._info(0)
+        path, other, mine = paths.supervisor(self.id), None, self.info(0)
         if cluster.state.owned(path):
             return
         with suppress(Corrupt):
             other = decode_record(SupervisorInfo, cluster.state.get_data(path) or b"", path)
         if other is not None and other.place not in ("", mine.place):
             raise Conflict(
-                f"a supervisor with id {self._id!r} lives already, on {other.host} in {other.place}: this one, on "
+                f"a supervisor with id {self.id!r} lives already, on {other.host} in {other.place}: this one, on "
                 f"{mine.host} in {mine.place}, starts no worker; stop one of them, or give this one another --id"
             )
 
     def _beat_due(self, cluster: StormClusterState, info: SupervisorInfo) -> bool:
         # Without a completed pass, no heartbeat: a hung loop must not look alive.
-        if self._passes() == self._beat_passes:
+        if self.passes() == self._beat_passes:
             return False
         changed = self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
         expired = self._beat_session != cluster.session.session_id
         overdue = self._beat_at is None or time.monotonic() - self._beat_at >= float(
-            self._conf["supervisor.heartbeat.frequency.secs"]
+            self.conf["supervisor.heartbeat.frequency.secs"]
         )
         return changed or expired or overdue
 
     def _write_heartbeat(self, cluster: StormClusterState, info: SupervisorInfo) -> None:
-        passes, self._beat_session = self._passes(), cluster.session.session_id
-        cluster.supervisor_heartbeat(self._id, info)
+        passes, self._beat_session = self.passes(), cluster.session.session_id
+        cluster.supervisor_heartbeat(self.id, info)
         self._beat, self._beat_at, self._beat_passes = info, time.monotonic(), passes
         self._count += 1
 
@@ -324,10 +316,18 @@ class ClusterLink:
         if assignment is None:
             return
         tasks = next(
-            (worker.ids for worker in assignment.workers if worker.slot == (self._id, port) and worker.tasks), (0,)
+            (worker.ids for worker in assignment.workers if worker.slot == (self.id, port) and worker.tasks), (0,)
         )
         try:
-            cluster.report_error(topology_id, tasks[0], text, component=SYSTEM, host=self._host, port=port, time=when)
+            cluster.report_error(
+                topology_id,
+                tasks[0],
+                text,
+                component=SYSTEM,
+                host=str(self.conf["storm.local.hostname"]),
+                port=port,
+                time=when,
+            )
         except Unavailable:
             raise
         except StormDagsterError as error:

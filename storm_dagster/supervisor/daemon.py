@@ -18,7 +18,7 @@ from pathlib import Path
 
 import storm_dagster
 from storm_dagster.core.slots.desired import DesiredSlots, check_ports
-from storm_dagster.core.slots.model import SlotLimits, Work
+from storm_dagster.core.slots.model import SlotLimits, Work, Worker
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.conf import ClusterConf
@@ -29,7 +29,7 @@ from storm_dagster.model.host import require_linux
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
-from storm_dagster.supervisor.adoption import FoundWorker, find_workers, remove_stale_folders
+from storm_dagster.supervisor.adoption import find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, remove_run_file, rotate
@@ -38,8 +38,8 @@ from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.localizer import Localizer
 from storm_dagster.supervisor.log_service import LogService
-from storm_dagster.supervisor.processes import WorkerProcess
-from storm_dagster.supervisor.slots import LiveWorker, SlotTable, WorkerStarter
+from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
+from storm_dagster.supervisor.slots import Launch, SlotTable
 from storm_dagster.supervisor.upgrades import Upgrades, started_at
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Supervisor:
         supervisor_id: str,
         ports: Sequence[int],
         *,
-        starter: WorkerStarter | None = None,
+        launch: Launch | None = None,
         logs: LogService | None = None,
     ) -> None:
         self.id = supervisor_id
@@ -110,7 +110,7 @@ class Supervisor:
                 kill_after=conf["supervisor.worker.shutdown.sleep.secs"],
             ),
             self._localizer,
-            starter or Launcher(home, supervisor_id, conf["storm.local.hostname"], conf.values),
+            launch or Launcher(home, supervisor_id, conf["storm.local.hostname"], conf.values).launch,
             wake=self._wake.set,
             clean=self._clean,
             report=self._link.report,
@@ -132,24 +132,23 @@ class Supervisor:
         """Adopt the running workers, and restore the slots."""
         self._localizer.prepare()
         now = boot_clock()
-        found = {worker.worker_id: worker for worker in find_workers(self._home, self.id, self._conf.values)}
+        found = {live.worker.id: live for live in find_workers(self._home, self.id, self._conf.values)}
         for known in before.workers if before is not None else ():
             process = WorkerProcess(known.pid, known.start_ticks, known.boot_id)
             if known.worker_id not in found and process.alive():
-                found[known.worker_id] = FoundWorker(
-                    port=known.port,
-                    worker_id=known.worker_id,
-                    work=Work(known.topology_id, known.code_dir, known.restarts),
-                    process=process,
-                    heartbeat_path=heartbeat_path(self._home / "workers" / known.worker_id),
-                    log_path=log_path(self._home, known.topology_id, known.port),
+                found[known.worker_id] = LiveWorker(
+                    known.port,
+                    Worker(known.worker_id, Work(known.topology_id, known.code_dir, known.restarts)),
+                    process,
+                    heartbeat_path(self._home / "workers" / known.worker_id),
+                    log_path(self._home, known.topology_id, known.port),
                 )
         for wanted in before.wanted if before is not None else ():
             work = Work(wanted.topology_id, wanted.code_dir, wanted.restarts)
             self.table.restore(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
-        for worker in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
-            _log.info("worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid)
-            self.table.adopt(worker, now)
+        for live in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
+            _log.info("worker %s in slot %d runs already, pid %d", live.worker.id, live.port, live.process.pid)
+            self.table.adopt(live, now)
         remove_stale_folders(self._home, self.id, found)
 
     def serve(self, stop: threading.Event) -> None:
@@ -301,13 +300,7 @@ class Supervisor:
 
 
 def run(
-    conf: ClusterConf,
-    home: Path,
-    supervisor_id: str,
-    stop: threading.Event,
-    ports: Sequence[int] | None = None,
-    *,
-    starter: WorkerStarter | None = None,
+    conf: ClusterConf, home: Path, supervisor_id: str, stop: threading.Event, ports: Sequence[int] | None = None
 ) -> int:
     """Run the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set, and return the exit code.
 
@@ -329,7 +322,7 @@ def run(
         run_file = RunFile.write(home, "supervisor", supervisor_id, ports={"http": logs.port})
         _log.info("supervisor %s starts, ports %s, boot %s", supervisor_id, list(chosen), boot_id())
         try:
-            Supervisor(conf, home, supervisor_id, chosen, starter=starter, logs=logs).serve(stop)
+            Supervisor(conf, home, supervisor_id, chosen, logs=logs).serve(stop)
         finally:
             logs.stop()
             run_file.remove(home)

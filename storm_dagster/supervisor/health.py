@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
@@ -57,16 +58,15 @@ def _run(script: Path, timeout_secs: float) -> str | None:
     return f"ended with code {process.returncode}" if process.returncode else None
 
 
+@dataclass(eq=False)
 class HealthCheck:
     """Thread that runs the scripts every 30 s; :attr:`problem` is their result."""
 
-    def __init__(
-        self, folder: Path, timeout_secs: float, wake: Callable[[], None], every_secs: float = _EVERY_SECS
-    ) -> None:
-        self._folder = folder
-        self._timeout = timeout_secs
-        self._wake = wake
-        self._every = every_secs
+    folder: Path
+    timeout_secs: float
+    wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._stopped = threading.Event()
         self.problem: str | None = None
         """Why this host is unhealthy; ``None`` if it is healthy, and until the first check has finished."""
@@ -83,10 +83,10 @@ class HealthCheck:
     def _loop(self) -> None:
         while not self._stopped.is_set():
             try:
-                problem = check_once(self._folder, self._timeout)
+                problem = check_once(self.folder, self.timeout_secs)
             except OSError as error:
                 # An unreadable folder does not mean an unhealthy host.
-                _log.error("health scripts in %s cannot be run: %s", self._folder, error)
+                _log.error("health scripts in %s cannot be run: %s", self.folder, error)
                 problem = None
             if problem != self.problem:
                 if problem:
@@ -94,5 +94,5 @@ class HealthCheck:
                 else:
                     _log.info("this host is healthy again")
                 self.problem = problem
-                self._wake()
-            self._stopped.wait(self._every)
+                self.wake()
+            self._stopped.wait(_EVERY_SECS)

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import storm_dagster
-from storm_dagster.core.slots.model import Work
+from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.processes import start_ticks
@@ -28,7 +27,7 @@ from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
-from storm_dagster.supervisor.processes import WorkerProcess
+from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.supervisor.worker_user import OWN, WorkerUser, link_code, open_home, worker_user
 
 _log = logging.getLogger(__name__)
@@ -48,16 +47,6 @@ HEARTBEAT = "heartbeat.json"
 def heartbeat_path(folder: Path) -> Path:
     """Heartbeat of the worker of that working folder."""
     return (folder / OWN if (folder / OWN).is_dir() else folder) / HEARTBEAT
-
-
-@dataclass(frozen=True)
-class LaunchedWorker:
-    """A worker process and its files."""
-
-    worker_id: str
-    process: WorkerProcess
-    heartbeat_path: Path
-    log_path: Path
 
 
 def log_path(home: Path, topology_id: str, port: int) -> Path:
@@ -133,7 +122,7 @@ class Launcher:
             theirs = {"path": self._conf["supervisor.worker.zookeeper.keystore.path"], "password": None}
             self._handed |= {f"storm.zookeeper.ssl.keystore.{part}": value for part, value in theirs.items()}
 
-    def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
+    def launch(self, port: int, work: Work, code: LocalCode) -> LiveWorker:
         """Start a worker of ``work`` in slot ``port``.
 
         Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an environment that is not
@@ -202,7 +191,7 @@ class Launcher:
             child.pid,
             extra={"topology": work.topology_id},
         )
-        return LaunchedWorker(worker_id, process, Path(spec.heartbeat_path), log)
+        return LiveWorker(port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log)
 
     def _spawn(
         self, command: list[str], folder: Path, environment: dict[str, str], log: Path, user: WorkerUser | None

@@ -10,13 +10,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.processes import Process, processes
 from storm_dagster.supervisor.launcher import read_topology_conf
-from storm_dagster.supervisor.slots import LiveWorker
+from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
 
@@ -42,21 +43,18 @@ def resident_bytes(members: Sequence[Process]) -> int:
     return total
 
 
+@dataclass(eq=False)
 class MemoryGuard:
     """Guard of the memory of one supervisor's workers. Only the supervisor's loop calls it."""
 
-    def __init__(
-        self,
-        conf: Mapping[str, Any],
-        code_path: Callable[[str], Path],
-        report: Callable[[str, int, str], None],
-        cgroups: Path = CGROUPS,
-    ) -> None:
-        """``code_path(code dir)``: folder of that code. ``report(topology id, port, text)``: an error of a topology."""
-        self._conf = conf
-        self._code_path = code_path
-        self._report = report
-        self._cgroups = cgroups
+    conf: Mapping[str, Any]
+    code_path: Callable[[str], Path]
+    """Code dir -> folder of that code."""
+    report: Callable[[str, int, str], None]
+    """(topology id, port, text): an error of a topology."""
+    cgroups: Path = CGROUPS
+
+    def __post_init__(self) -> None:
         self._checked_at = -_CHECK_SECS
         self._known: dict[str, tuple[LiveWorker, int]] = {}
         """Worker id -> worker, and its limit in bytes."""
@@ -64,7 +62,7 @@ class MemoryGuard:
 
     def check(self, workers: Sequence[LiveWorker], now: float) -> None:
         """End each worker that uses more than its limit; report also those that the kernel ended."""
-        if not self._conf["supervisor.worker.memory.enforce"] or now - self._checked_at < _CHECK_SECS:
+        if not self.conf["supervisor.worker.memory.enforce"] or now - self._checked_at < _CHECK_SECS:
             return
         self._checked_at = now
         alive = {live.worker.id for live in workers}
@@ -87,18 +85,18 @@ class MemoryGuard:
 
     def _adopt(self, live: LiveWorker, members: Sequence[Process]) -> None:
         try:
-            topology_conf = read_topology_conf(self._code_path(live.worker.work.code_dir) / "stormconf.ser")
+            topology_conf = read_topology_conf(self.code_path(live.worker.work.code_dir) / "stormconf.ser")
         except Corrupt as error:
             _log.warning("the memory of worker %s is not limited: %s", live.worker.id, error.message)
             return
-        limit = memory_limit(self._conf, topology_conf)
+        limit = memory_limit(self.conf, topology_conf)
         self._known[live.worker.id] = (live, limit)
-        group = self._cgroups / live.worker.id
+        group = self.cgroups / live.worker.id
         try:
-            if "memory" not in (self._cgroups.parent / "cgroup.controllers").read_text(encoding="ascii").split():
+            if "memory" not in (self.cgroups.parent / "cgroup.controllers").read_text(encoding="ascii").split():
                 return
             group.mkdir(parents=True, exist_ok=True)
-            for parent in (self._cgroups.parent, self._cgroups):
+            for parent in (self.cgroups.parent, self.cgroups):
                 _set(parent / "cgroup.subtree_control", "+memory")
             _set(group / "memory.max", str(limit))
             _set(group / "memory.oom.group", "1")
@@ -109,7 +107,7 @@ class MemoryGuard:
 
     def _forget(self, worker_id: str) -> None:
         live, limit = self._known.pop(worker_id)
-        group = self._cgroups / worker_id
+        group = self.cgroups / worker_id
         with suppress(OSError, ValueError):
             events = dict(line.split() for line in (group / "memory.events").read_text(encoding="ascii").splitlines())
             if int(events.get("oom_kill", 0)) and worker_id not in self._ended:
@@ -126,14 +124,9 @@ class MemoryGuard:
             f"its worker used {used / _MIB:.1f} MiB of memory, worker.memory.size allows {limit / _MIB:.1f} MiB: it was "
             "ended; raise worker.memory.size in the topology's conf, or use more workers"
         )
-        _log.error(
-            "slot %d, %s: %s",
-            live.port,
-            live.worker.work.topology_id,
-            text,
-            extra={"topology": live.worker.work.topology_id},
-        )
-        self._report(live.worker.work.topology_id, live.port, text)
+        topology_id = live.worker.work.topology_id
+        _log.error("slot %d, %s: %s", live.port, topology_id, text, extra={"topology": topology_id})
+        self.report(topology_id, live.port, text)
 
 
 def _set(file: Path, value: str) -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,7 +36,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_key
 from storm_dagster.model.security import Security
-from storm_dagster.packaging.unpack import UnpackLimits, unpack_archive
+from storm_dagster.packaging.unpack import UnpackLimits, hash_file, unpack_archive
 
 _log = logging.getLogger(__name__)
 
@@ -54,35 +54,27 @@ class LocalCode:
     """SHA-256 of the archive."""
 
 
+@dataclass(eq=False)
 class Localizer:
     """Localizer of code in one supervisor's folder. Thread-safe."""
 
-    def __init__(
-        self,
-        folder: Path,
-        sources: Callable[[], Sequence[str]],
-        *,
-        tries: int = 3,
-        idle_secs: float = 30.0,
-        max_bytes: int = 1 << 30,
-        chunk_bytes: int = 1 << 16,
-        limits: UnpackLimits | None = None,
-        security: Security | None = None,
-        stop: threading.Event | None = None,
-        expected: Callable[[str], str | None] = lambda key: None,
-    ) -> None:
-        """``sources()``: base URLs of the nimbuses, best first, for each round of tries. ``expected(key)``: the SHA-256
-        that the leader recorded for a blob; ``None``: none, and what its nimbus announces is believed."""
-        self._dist = folder / "stormdist"
-        self._cache = folder / "cache"
-        self._tmp = folder / "tmp"
-        self._sources = sources
-        self._expected = expected
-        self._tries = max(1, tries)
-        self._max_bytes = max_bytes
-        self._chunk = chunk_bytes
-        self._limits = limits or UnpackLimits()
-        self._stop = stop or threading.Event()
+    folder: Path
+    sources: Callable[[], Sequence[str]]
+    """Base URLs of the nimbuses, best first, for each round of tries."""
+    tries: int = 3
+    idle_secs: InitVar[float] = 30.0
+    max_bytes: int = 1 << 30
+    chunk_bytes: int = 1 << 16
+    limits: UnpackLimits | None = None
+    security: InitVar[Security | None] = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    expected: Callable[[str], str | None] = lambda key: None
+    """The SHA-256 that the leader recorded for a blob; ``None``: none, and what its nimbus announces is believed."""
+
+    def __post_init__(self, idle_secs: float, security: Security | None) -> None:
+        self._dist = self.folder / "stormdist"
+        self._cache = self.folder / "cache"
+        self._tmp = self.folder / "tmp"
         self._moving = threading.Lock()
         self._under_way: set[str] = set()
         self.removing = False
@@ -116,9 +108,7 @@ class Localizer:
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
             sha256 = manifest["blobs"]["stormjar.jar"]
-            if any(
-                self._expected(key_of(code_dir)) not in (None, manifest["blobs"][p]) for p, key_of in _PARTS.items()
-            ):
+            if any(self.expected(key_of(code_dir)) not in (None, manifest["blobs"][p]) for p, key_of in _PARTS.items()):
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -146,7 +136,7 @@ class Localizer:
         try:
             blobs = {part: self._fetch_part(key_of(code_dir), work / part) for part, key_of in _PARTS.items()}
             _check_conf(work / "stormconf.ser", code_dir)
-            unpack_archive(work / "stormjar.jar", work / "code", self._limits)
+            unpack_archive(work / "stormjar.jar", work / "code", self.limits)
             (work / "manifest.json").write_text(json.dumps({"v": 1, "blobs": blobs}), encoding="utf-8")
             with self._moving:
                 if path.exists():
@@ -192,15 +182,15 @@ class Localizer:
         failure: StormDagsterError = Unavailable(
             f"code {key!r} cannot be fetched: no nimbus is known; start one, or wait for a leader"
         )
-        for round_ in range(self._tries):
-            if round_ and self._stop.wait(0.1 * 2**round_):
+        for round_ in range(max(1, self.tries)):
+            if round_ and self.stop.wait(0.1 * 2**round_):
                 break
-            for base in self._sources():
+            for base in self.sources():
                 url = f"{base.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
                 try:
                     if archive and (sha256 := self._from_cache(url, key, target)):
                         return sha256
-                    sha256 = self._download(url, key, target, self._max_bytes if archive else _MAX_RECORD_BYTES)
+                    sha256 = self._download(url, key, target, self.max_bytes if archive else _MAX_RECORD_BYTES)
                 except (StormDagsterError, httpx.HTTPError) as error:
                     failure = _as_failure(error, key, url)
                     _log.warning("%s", failure.message)
@@ -218,14 +208,14 @@ class Localizer:
         sha256 = response.headers.get("X-Content-SHA256", "")
         if response.status_code != 200 or len(sha256) != 64 or not sha256.isalnum():
             return None
-        if self._expected(key) not in (None, sha256):
+        if self.expected(key) not in (None, sha256):
             return None
         cached = self._cache / sha256
         try:
             os.link(cached, target)
         except FileNotFoundError:
             return None
-        if _hash_of(target, self._chunk) != sha256:
+        if hash_file(target) != sha256:
             target.unlink()
             cached.unlink(missing_ok=True)
             return None
@@ -249,18 +239,18 @@ class Localizer:
             if not announced:
                 raise Corrupt(f"{url} came without X-Content-SHA256: is a nimbus listening there?")
             with target.open("wb") as sink:
-                for chunk in response.iter_raw(self._chunk):
+                for chunk in response.iter_raw(self.chunk_bytes):
                     size += len(chunk)
                     if size > most:
                         raise InvalidTopology(f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes")
                     digest.update(chunk)
                     sink.write(chunk)
-                    if self._stop.is_set():
+                    if self.stop.is_set():
                         raise Unavailable(f"{url}: the supervisor stops")
         sha256 = digest.hexdigest()
         if sha256 != announced:
             raise Corrupt(f"{url} has SHA-256 {sha256}, {announced} was announced: what is stored is damaged")
-        expected = self._expected(key)
+        expected = self.expected(key)
         if expected not in (None, sha256):
             raise Corrupt(
                 f"{url} has SHA-256 {sha256}, the assignment of the leader says {expected}: that nimbus serves other "
@@ -273,14 +263,6 @@ def _as_failure(error: StormDagsterError | httpx.HTTPError, key: str, url: str) 
     if isinstance(error, StormDagsterError):
         return error
     return Unavailable(f"code {key!r} cannot be fetched from {url}: {error or type(error).__name__}")
-
-
-def _hash_of(path: Path, chunk_bytes: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(chunk_bytes):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _check_conf(path: Path, code_dir: str) -> None:

@@ -28,7 +28,7 @@ from storm_dagster.model.peers import owners_only
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.supervisor.launcher import SPEC
-from storm_dagster.supervisor.slots import LiveWorker
+from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0

@@ -14,7 +14,9 @@ import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from storm_dagster.core.slots.model import Worker
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.processes import ExactProcess, Process, processes, signal_exactly, start_ticks
 
@@ -36,6 +38,20 @@ class WorkerProcess(ExactProcess):
         """KILL the process and everything in its session."""
         self.signal(signal.SIGKILL)
         end_session(self)
+
+
+@dataclass
+class LiveWorker:
+    """A worker process in a slot, its files, and its newest heartbeat."""
+
+    port: int
+    worker: Worker
+    process: WorkerProcess
+    heartbeat_path: Path
+    log_path: Path
+    count: int = -1
+    status: str = ""
+    """Status in that heartbeat."""
 
 
 def session_members(leader: int) -> list[Process]:

@@ -11,9 +11,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from dataclasses import InitVar, dataclass, replace
 
 from storm_dagster.core.slots import model
 from storm_dagster.core.slots.desired import DesiredSlots
@@ -21,10 +19,8 @@ from storm_dagster.core.slots.machine import extend_deadline, is_restarting, ste
 from storm_dagster.core.slots.model import Slot, SlotLimits, Work
 from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError
 from storm_dagster.model.worker_spec import HeartbeatFile
-from storm_dagster.supervisor.adoption import FoundWorker
-from storm_dagster.supervisor.launcher import LaunchedWorker
 from storm_dagster.supervisor.localizer import LocalCode, Localizer
-from storm_dagster.supervisor.processes import ProcessWatch, WorkerProcess
+from storm_dagster.supervisor.processes import LiveWorker, ProcessWatch
 
 _log = logging.getLogger(__name__)
 
@@ -32,55 +28,30 @@ _LONGEST_UNWATCHED = 5.0
 """A longer pause between two passes means that the machine or this process was suspended."""
 
 
-class WorkerStarter(Protocol):
-    """Interface of :class:`~storm_dagster.supervisor.launcher.Launcher`, which starts workers."""
-
-    def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
-        """Start a worker; raises a :class:`StormDagsterError` or ``OSError``."""
-        ...
+Launch = Callable[[int, Work, LocalCode], LiveWorker]
+"""``Launcher.launch``: start a worker in that slot; raises a :class:`StormDagsterError` or ``OSError``."""
 
 
-@dataclass
-class LiveWorker:
-    """A worker process in a slot, and its newest heartbeat."""
-
-    port: int
-    worker: model.Worker
-    process: WorkerProcess
-    heartbeat_path: Path
-    log_path: Path
-    count: int = -1
-    status: str = ""
-    """Status in that heartbeat."""
-
-
+@dataclass(eq=False)
 class SlotTable:
     """All slots of one supervisor."""
 
-    def __init__(
-        self,
-        ports: Iterable[int],
-        limits: SlotLimits,
-        localizer: Localizer,
-        starter: WorkerStarter,
-        *,
-        wake: Callable[[], None],
-        clean: Callable[[LiveWorker, bool], None],
-        report: Callable[[str, int, str], None],
-        failed: Callable[[int, Work, str], None] = lambda port, work, text: None,
-    ) -> None:
-        """``wake`` wakes the loop. ``clean(worker, last)`` removes the files of a dead worker (``last``: no other one
-        follows in its slot now). Failures go to ``report(topology id, port, text)`` for the topology's errors, and to
-        ``failed(port, work, text)`` for its upgrade."""
-        self._limits = limits
-        self._localizer = localizer
-        self._starter = starter
-        self._wake = wake
-        self._clean = clean
-        self._report = report
-        self._failed = failed
+    ports: InitVar[Iterable[int]]
+    limits: SlotLimits
+    localizer: Localizer
+    launch: Launch
+    wake: Callable[[], None]
+    """Wakes the loop."""
+    clean: Callable[[LiveWorker, bool], None]
+    """(worker, last): removes the files of a dead worker (``last``: no other one follows in its slot now)."""
+    report: Callable[[str, int, str], None]
+    """(topology id, port, text): a failure, for the topology's errors."""
+    failed: Callable[[int, Work, str], None]
+    """(port, work, text): a failure, for its upgrade."""
+
+    def __post_init__(self, ports: Iterable[int]) -> None:
         self._events: queue.SimpleQueue[tuple[int, model.Event]] = queue.SimpleQueue()
-        self._slots: dict[int, Slot] = {port: Slot(port) for port in sorted(ports)}
+        self.slots: dict[int, Slot] = {port: Slot(port) for port in sorted(ports)}
         self._lock = threading.Lock()
         self._workers: dict[str, LiveWorker] = {}
         self._fetching: dict[str, set[int]] = {}
@@ -94,12 +65,12 @@ class SlotTable:
     def post(self, port: int, event: model.Event) -> None:
         """Queue an event for the loop, from any thread."""
         self._events.put((port, event))
-        self._wake()
+        self.wake()
 
     def used_code(self) -> set[str]:
         """Code folders that a slot wants or runs, from any thread."""
         used: set[str] = set()
-        for slot in list(self._slots.values()):
+        for slot in list(self.slots.values()):
             if slot.wanted is not None:
                 used.add(slot.wanted.code_dir)
             if slot.worker is not None:
@@ -111,11 +82,6 @@ class SlotTable:
 
     # -- the loop ---------------------------------------------------------------------------------------
 
-    @property
-    def slots(self) -> Mapping[int, Slot]:
-        """Port -> slot."""
-        return self._slots
-
     def workers(self) -> list[LiveWorker]:
         """Live worker processes, by port."""
         with self._lock:
@@ -123,22 +89,21 @@ class SlotTable:
 
     def restarting(self) -> tuple[int, ...]:
         """Ports whose worker is being restarted in place."""
-        return tuple(port for port, slot in self._slots.items() if is_restarting(slot))
+        return tuple(port for port, slot in self.slots.items() if is_restarting(slot))
 
     def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
         """Restore a slot before the first pass: the work of the last supervisor process, whether a worker of it ran,
         and its crashes in a row."""
-        slot = self._slots.get(port, Slot(port))
-        self._slots[port] = replace(slot, ran=work if ran else slot.ran, crashes=crashes, counted=work)
+        slot = self.slots.get(port, Slot(port))
+        self.slots[port] = replace(slot, ran=work if ran else slot.ran, crashes=crashes, counted=work)
 
-    def adopt(self, found: FoundWorker, now: float) -> None:
+    def adopt(self, live: LiveWorker, now: float) -> None:
         """Adopt a running worker, which counts as wanted until the cluster is read."""
-        worker = model.Worker(found.worker_id, found.work)
-        if self._slots.setdefault(found.port, Slot(found.port)).wanted is None:
-            self._feed(found.port, model.Assigned(found.work), now)
-        self._register(LiveWorker(found.port, worker, found.process, found.heartbeat_path, found.log_path))
-        self._feed(found.port, model.Launched(worker, beating=True), now)
-        self._watch.add(worker.id, found.process)
+        if self.slots.setdefault(live.port, Slot(live.port)).wanted is None:
+            self._feed(live.port, model.Assigned(live.worker.work), now)
+        self._register(live)
+        self._feed(live.port, model.Launched(live.worker, beating=True), now)
+        self._watch.add(live.worker.id, live.process)
 
     def apply(self, claims: DesiredSlots, now: float) -> None:
         """Apply the desired work to every slot."""
@@ -150,7 +115,7 @@ class SlotTable:
                     " and ".join(topologies),
                 )
         self._contested = claims.contested
-        for port in sorted({*self._slots, *claims.work}):
+        for port in sorted({*self.slots, *claims.work}):
             if port not in claims.contested:
                 self._feed(port, model.Assigned(claims.work.get(port), lazy=port in claims.lazy), now)
 
@@ -160,7 +125,7 @@ class SlotTable:
         self._polled_at = now
         if gap > _LONGEST_UNWATCHED:
             _log.warning("no pass for %.1f s: the deadlines of the workers are extended", gap)
-            self._slots = {port: extend_deadline(slot, gap) for port, slot in self._slots.items()}
+            self.slots = {port: extend_deadline(slot, gap) for port, slot in self.slots.items()}
         for _ in range(self._events.qsize()):
             try:
                 port, event = self._events.get_nowait()
@@ -168,19 +133,20 @@ class SlotTable:
                 break
             self._feed(port, event, now)
             if isinstance(event, model.Exited):
-                self._forget(event.worker_id)
+                # What its slot never ran: a second one, found at start.
+                self._forget(event.worker_id, last=False)
         for live in self.workers():
             beat = HeartbeatFile.read(live.heartbeat_path)
             if beat is not None and beat.count != live.count:
                 live.count, live.status = beat.count, beat.status
                 self._feed(live.port, model.Beat(live.worker.id), now)
-        for port in list(self._slots):
+        for port in list(self.slots):
             self._feed(port, model.Tick(), now)
 
     def pause(self, now: float, longest: float) -> float:
         """Seconds that the loop may sleep after ``now``, unless it is woken."""
         pause = longest
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             if slot.state == "waiting-for-start" and slot.worker is not None:
                 # Its first heartbeat is found only by polling.
                 pause = min(pause, 0.05)
@@ -199,9 +165,9 @@ class SlotTable:
     # -- feeding and executing --------------------------------------------------------------------------
 
     def _feed(self, port: int, event: model.Event, now: float) -> None:
-        before = self._slots.setdefault(port, Slot(port))
-        after, instructions = step(before, event, now, self._limits)
-        self._slots[port] = after
+        before = self.slots.setdefault(port, Slot(port))
+        after, instructions = step(before, event, now, self.limits)
+        self.slots[port] = after
         if after.state != before.state:
             _log.info(
                 "slot %d: %s -> %s (%s)%s",
@@ -216,7 +182,7 @@ class SlotTable:
             if isinstance(instruction, model.Report):
                 work = before.worker.work if before.worker is not None else before.wanted
                 if work is not None:
-                    self._failed(port, work, instruction.text)
+                    self.failed(port, work, instruction.text)
 
     def _execute(self, port: int, instruction: model.Instruction, now: float) -> None:
         if isinstance(instruction, model.Fetch):
@@ -226,22 +192,18 @@ class SlotTable:
         elif isinstance(instruction, model.Terminate | model.Kill):
             self._end(instruction)
         elif isinstance(instruction, model.Clean):
-            with self._lock:
-                live = self._workers.pop(instruction.worker_id, None)
-            if live is not None:
-                self._clean(live, not self._slots[port].launching)
+            self._forget(instruction.worker_id, last=not self.slots[port].launching)
         else:
             assert isinstance(instruction, model.Report)
             topology_id = instruction.topology_id
             _log.error("slot %d, %s: %s", port, topology_id, instruction.text, extra={"topology": topology_id})
-            self._report(instruction.topology_id, port, instruction.text)
+            self.report(topology_id, port, instruction.text)
 
-    def _forget(self, worker_id: str) -> None:
-        """Clean up a dead process that its slot never ran (a second one, found at start)."""
+    def _forget(self, worker_id: str, last: bool) -> None:
         with self._lock:
             live = self._workers.pop(worker_id, None)
         if live is not None:
-            self._clean(live, False)
+            self.clean(live, last)
 
     def _end(self, instruction: model.Terminate | model.Kill) -> None:
         with self._lock:
@@ -252,9 +214,8 @@ class SlotTable:
 
     def _fetch(self, port: int, code_dir: str) -> None:
         # Code that is being removed may still look complete: then fetch in the thread, which waits for the removal.
-        if not self._localizer.removing and self._localizer.local(code_dir) is not None:
-            self._events.put((port, model.CodeReady(code_dir)))
-            self._wake()
+        if not self.localizer.removing and self.localizer.local(code_dir) is not None:
+            self.post(port, model.CodeReady(code_dir))
             return
         with self._lock:
             waiting = self._fetching.setdefault(code_dir, set())
@@ -266,7 +227,7 @@ class SlotTable:
     def _fetch_in_thread(self, code_dir: str) -> None:
         event: model.Event
         try:
-            self._localizer.fetch(code_dir)
+            self.localizer.fetch(code_dir)
             event = model.CodeReady(code_dir)
         except (InvalidTopology, Corrupt, OSError) as error:
             event = model.CodeFailed(code_dir, _text(error), lasting=True)
@@ -278,27 +239,25 @@ class SlotTable:
             self.post(port, event)
 
     def _start(self, port: int, work: Work) -> None:
-        thread = threading.Thread(target=self._start_in_thread, args=(port, work), name=f"start-{port}")
-        thread.daemon = True
+        thread = threading.Thread(target=self._start_in_thread, args=(port, work), name=f"start-{port}", daemon=True)
         self._starts.add(thread)
         thread.start()
 
     def _start_in_thread(self, port: int, work: Work) -> None:
         try:
-            code = self._localizer.local(work.code_dir)
+            code = self.localizer.local(work.code_dir)
             if code is None:
                 raise Corrupt(f"code {work.code_dir} is not complete on this disk any more: it is fetched again")
-            started = self._starter.launch(port, work, code)
+            live = self.launch(port, work, code)
         except Corrupt as error:
             self.post(port, model.LaunchFailed(_text(error), code_missing=True))
         except Exception as error:
             self.post(port, model.LaunchFailed(_text(error)))
         else:
-            worker = model.Worker(started.worker_id, work)
-            self._register(LiveWorker(port, worker, started.process, started.heartbeat_path, started.log_path))
-            self.post(port, model.Launched(worker))
+            self._register(live)
+            self.post(port, model.Launched(live.worker))
             # After Launched, so that its exit event cannot come first.
-            self._watch.add(worker.id, started.process)
+            self._watch.add(live.worker.id, live.process)
         finally:
             self._starts.discard(threading.current_thread())
 

@@ -11,6 +11,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from storm_dagster.core.slots.model import Work
 from storm_dagster.core.upgrade.machine import Move, SlotRun, early_failure, next_move, pick
@@ -31,21 +32,18 @@ def started_at(start_ticks: int) -> float:
     return start_ticks / os.sysconf("SC_CLK_TCK") if start_ticks >= 0 else -1.0
 
 
+@dataclass(eq=False)
 class Upgrades:
     """Upgrades of the topologies that have workers here."""
 
-    def __init__(
-        self,
-        supervisor_id: str,
-        runs: Callable[[], Iterable[SlotRun]],
-        boot_now: Callable[[], float],
-        launch_secs: float,
-    ) -> None:
-        """``runs()``: current processes of this supervisor, from any thread."""
-        self._id = supervisor_id
-        self._runs = runs
-        self._boot_now = boot_now
-        self._launch_secs = launch_secs
+    id: str
+    """Of the supervisor."""
+    runs: Callable[[], Iterable[SlotRun]]
+    """Current processes of this supervisor, from any thread."""
+    boot_now: Callable[[], float]
+    launch_secs: float
+
+    def __post_init__(self) -> None:
         self._boot_id = boot_id()
         self._failures: deque[tuple[int, Work, str]] = deque(maxlen=_MOST_FAILURES)
         self.states: dict[str, UpgradeState] = {}
@@ -73,20 +71,20 @@ class Upgrades:
         if not self.states:
             self._failures.clear()
             return set()
-        runs = {(run.topology_id, run.port): run for run in self._runs()}
+        runs = {(run.topology_id, run.port): run for run in self.runs()}
         here = {
             (topology_id, worker.port): (worker.address, assignments[topology_id].code_dir)
             for topology_id in self.states
             if topology_id in assignments
             for worker in assignments[topology_id].workers
-            if worker.node == self._id
+            if worker.node == self.id
         }
         stale: set[str] = set()
         while self._failures:
             port, work, text = self._failures[0]
             if (work.topology_id, port) in here:
                 address, state = here[work.topology_id, port][0], self.states[work.topology_id]
-                now = self._boot_now()
+                now = self.boot_now()
                 move = early_failure(address, state, work.code_dir, text, boot_id=self._boot_id, boot_now=now)
                 if move is not None and not self._write(cluster, work.topology_id, state, move):
                     # Kept, for the next read of the upgrade.
@@ -105,8 +103,8 @@ class Upgrades:
                 former,
                 runs.get((topology_id, port)),
                 boot_id=self._boot_id,
-                boot_now=self._boot_now(),
-                launch_secs=self._launch_secs,
+                boot_now=self.boot_now(),
+                launch_secs=self.launch_secs,
             )
             if move is not None:
                 self._write(cluster, topology_id, state, move)
@@ -127,7 +125,7 @@ class Upgrades:
                 return False
             snapshot = UpgradeSnapshot(state, assigned[0], table)
             master, batch = snapshot.master, pick(snapshot)
-            if master is None or master.node != self._id or batch is None:
+            if master is None or master.node != self.id or batch is None:
                 return False
             version = assigned[1].version
             write_pick(cluster.state, topology_id, state, batch, epoch=epoch[0], assignment_version=version)

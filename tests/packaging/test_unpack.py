@@ -62,8 +62,7 @@ def test_zip_and_tar_give_the_same_tree(tmp_path: Path) -> None:
     )
     for archive in (zipped, tarred):
         target = tmp_path / f"out-{archive.name}"
-        report = unpack_archive(archive, target, SMALL)
-        assert (report.files, report.bytes) == (3, sum(map(len, files.values())))
+        unpack_archive(archive, target, SMALL)
         assert {
             str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()
         } == files

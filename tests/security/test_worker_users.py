@@ -20,8 +20,9 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.worker_spec import HeartbeatFile, worker_processes
 from storm_dagster.supervisor.adoption import find_workers
-from storm_dagster.supervisor.launcher import LaunchedWorker, Launcher
+from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.localizer import LocalCode
+from storm_dagster.supervisor.processes import LiveWorker
 from storm_dagster.supervisor.worker_user import worker_user
 from storm_dagster.testing.waiting import eventually
 
@@ -76,7 +77,7 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def launch(home: Path) -> Iterator[Callable[..., LaunchedWorker]]:
+def launch(home: Path) -> Iterator[Callable[..., LiveWorker]]:
     """Starts the attacker as a worker; ``submitter`` is the user, else uid 65533 is."""
     program = home.parent / "attacker"
     program.write_text(_ATTACKER)
@@ -84,9 +85,9 @@ def launch(home: Path) -> Iterator[Callable[..., LaunchedWorker]]:
     (home / "secret").write_text(SECRET)
     values = {"storm.secret.file": str(home / "secret"), "supervisor.run.worker.as.user": True}
     launcher = Launcher(home, "s1", "127.0.0.1", {**default_conf(), **values, "supervisor.worker.user": "65533"})
-    started: list[LaunchedWorker] = []
+    started: list[LiveWorker] = []
 
-    def start(topology_id: str, port: int, **conf: Any) -> LaunchedWorker:
+    def start(topology_id: str, port: int, **conf: Any) -> LiveWorker:
         code = home / "supervisor" / "s1" / "stormdist" / topology_id
         (code / "code").mkdir(parents=True)
         (code / "stormjar.jar").write_text("the archive")
@@ -112,7 +113,7 @@ def attack(home: Path, uid: int, orders: list[tuple[str, Any]]) -> dict[str, Any
     return json.loads((folder / "orders.done").read_text())
 
 
-def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Callable[..., LaunchedWorker]) -> None:
+def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Callable[..., LiveWorker]) -> None:
     for name in ("storm.yaml", "dev.json", "spark.token"):
         (home / name).write_text("zookeeper: password")
         (home / name).chmod(0o644)  # As some tools leave them; HOME alone kept them closed.
@@ -123,10 +124,10 @@ def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Calla
     workers, dist = home / "workers", home / "supervisor" / "s1" / "stormdist"
     eventually(lambda: "up" in other.log_path.read_text(), what="the other worker")
     files = [path for path in sorted(home.rglob("*")) if path.is_file() and not path.is_symlink()]
-    own = workers / mine.worker_id / "own"
+    own = workers / mine.worker.id / "own"
     foreign = [str(path) for path in files if own not in path.parents and home / "users" / "65534" not in path.parents]
     closed = [str(path) for path in (home, workers, home / "users", home / "users" / "65533", dist, home / "logs")]
-    closed += [str(workers / other.worker_id / "own"), str(workers / mine.worker_id)]
+    closed += [str(workers / other.worker.id / "own"), str(workers / mine.worker.id)]
     codes = [str(path) for path in (own / "a-1-1").rglob("*") if path.is_file()]
     orders = [
         *(("read", path) for path in [*foreign, f"/proc/{other.process.pid}/environ", f"/proc/{os.getpid()}/environ"]),
@@ -135,7 +136,7 @@ def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Calla
         *(("killed", pid) for pid in (other.process.pid, os.getpid())),
     ]
     assert any(SECRET in Path(path).read_text(errors="replace") for path in foreign)
-    assert any(path.endswith("SPEC.json") and other.worker_id in path for path in foreign)
+    assert any(path.endswith("SPEC.json") and other.worker.id in path for path in foreign)
     got = attack(home, 65534, orders)
     assert (got["uid"], got["groups"], got["code"]) == (65534, [], "id = 'a-1-1'\n")
     assert not got["read"] and not got["listed"] and not got["written"] and not got["killed"]
@@ -146,7 +147,7 @@ def test_a_worker_reads_its_own_files_and_nobody_elses(home: Path, launch: Calla
     assert make_private(home).stat().st_mode & 0o777 == 0o711
 
 
-def test_a_worker_with_a_former_secret_starts_again(home: Path, launch: Callable[..., LaunchedWorker]) -> None:
+def test_a_worker_with_a_former_secret_starts_again(home: Path, launch: Callable[..., LiveWorker]) -> None:
     launch("a-1-1", 6900)
     conf = {**default_conf(), "storm.secret.file": str(home / "secret")}
     new = "of-the-cluster-from-now-on-4711"
@@ -154,15 +155,15 @@ def test_a_worker_with_a_former_secret_starts_again(home: Path, launch: Callable
         (home / "secret").write_text("\n".join(lines))
         (found,) = find_workers(home, "s1", conf)
         # Work that no assignment names is replaced.
-        assert (found.work == Work("a-1-1", "a-1-1")) is current, lines
+        assert (found.worker.work == Work("a-1-1", "a-1-1")) is current, lines
 
 
 def test_the_next_supervisor_finds_them_and_believes_its_own_spec(
-    home: Path, launch: Callable[..., LaunchedWorker]
+    home: Path, launch: Callable[..., LiveWorker]
 ) -> None:
     mine = launch("a-1-1", 6900, **{"topology.submitter.user": "nobody"})
     eventually(lambda: "up" in mine.log_path.read_text(), what="the worker")
-    own = home / "workers" / mine.worker_id / "own" / "SPEC.json"
+    own = home / "workers" / mine.worker.id / "own" / "SPEC.json"
     own.write_text(json.dumps({**json.loads(own.read_text()), "port": 6999, "log_path": "/etc/passwd"}))
     # Another user's process with the command line of that worker.
     line = [_PYTHON, "-S", "-c", "import time; time.sleep(600)", "-m", "storm_dagster.worker", str(own)]

@@ -19,8 +19,7 @@ from storm_dagster.model.processes import start_ticks
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.localizer import LocalCode
-from storm_dagster.supervisor.processes import WorkerProcess
-from storm_dagster.supervisor.slots import LiveWorker
+from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.testing.waiting import eventually
 
 MIB = 2**20

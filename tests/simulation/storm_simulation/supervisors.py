@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import httpx as real_httpx
 
-from storm_dagster.core.slots.model import Work
+from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.operations.live import deploy
 from storm_dagster.supervisor import daemon, local_state, slots
-from storm_dagster.supervisor.adoption import FoundWorker
-from storm_dagster.supervisor.launcher import LaunchedWorker
 from storm_dagster.supervisor.localizer import LocalCode
+from storm_dagster.supervisor.processes import LiveWorker
 from storm_simulation.disks import full_disk
 from storm_simulation.kernel import Host, Process
 from storm_simulation.network import HttpClient
@@ -171,13 +170,13 @@ class SimulatedLocalizer:
 
 
 class Starter:
-    """``WorkerStarter``: starts simulated workers on the supervisor's machine."""
+    """``Launcher``: starts simulated workers on the supervisor's machine."""
 
     def __init__(self, cluster: Cluster, host: Host) -> None:
         self._cluster = cluster
         self._host = host
 
-    def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
+    def launch(self, port: int, work: Work, code: LocalCode) -> LiveWorker:
         if self._host.disk != "well":
             raise full_disk()
         known = self._host.files.get("code", {}).get(work.code_dir)
@@ -185,23 +184,23 @@ class Starter:
             raise Corrupt(f"code {work.code_dir} is gone: it is fetched again")
         THREADS.get().sleep(0.02)
         worker = self._cluster.start_worker(self._host, port, work, known)
-        return LaunchedWorker(
-            worker.worker_id,
+        return LiveWorker(
+            port,
+            Worker(worker.worker_id, work),
             SimulatedWorkerProcess(worker.process.pid, worker.ticks, worker.boot_id),  # type: ignore[arg-type]
             worker.heartbeat_path,
             Path("/dev/null"),
         )
 
 
-def _find_workers(home: Path, supervisor_id: str, conf: object) -> list[FoundWorker]:
+def _find_workers(home: Path, supervisor_id: str, conf: object) -> list[LiveWorker]:
     found = [
-        FoundWorker(
-            worker.worker_id,
+        LiveWorker(
+            worker.spec.port,
+            Worker(worker.worker_id, worker.work),
             SimulatedWorkerProcess(worker.process.pid, worker.ticks, worker.boot_id),  # type: ignore[arg-type]
             worker.heartbeat_path,
             Path("/dev/null"),
-            worker.spec.port,
-            worker.work,
         )
         for worker in _cluster[-1].workers.values()
         if worker.spec.node == supervisor_id and not worker.process.dead
@@ -278,10 +277,10 @@ class SimulatedSupervisor:
         home = self.cluster.home(self.host)
         process = self.process = self.cluster.process(f"supervisor-{self.host.name}", self.host)
         stop = self._stop = Event()
-        starter = Starter(self.cluster, self.host)
+        launch = Starter(self.cluster, self.host).launch
 
         def main() -> None:
-            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, starter=starter)
+            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, launch=launch)
             self.daemon.serve(stop)  # type: ignore[arg-type]
             process.kill(0)
 
