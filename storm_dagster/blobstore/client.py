@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import IO, Any, BinaryIO, cast
 from urllib.parse import quote
 
@@ -25,38 +26,30 @@ _LONGEST_PAUSE = 1.0
 _READ_SECS = 90.0
 
 
+@dataclass(eq=False)
 class NimbusBlobClient:
     """A :class:`~storm_dagster.blobstore.store.BlobStore` over HTTP to the leader.
 
     ``leader_url`` is asked before every try, so that a change of leader is followed. Each call has a deadline
     of ``deadline_secs`` over all its tries; after it, :class:`Unavailable`. Only :class:`Unavailable` answers and
     failed connections are tried again; every call is repeatable, because a content is identified by its hash.
-
-    ``epoch``, when given, is sent with every write: a run whose leader was deposed gets ``Fenced``.
-    ``min_replication`` and ``allow_degraded``: how many nimbuses must hold a blob before a write is
-    acknowledged, and whether fewer will do when no more are alive. ``security`` is the cluster's.
     """
 
-    def __init__(
-        self,
-        leader_url: Callable[[], str] | str,
-        *,
-        epoch: Callable[[], int | None] | int | None = None,
-        min_replication: int | None = None,
-        allow_degraded: bool = False,
-        deadline_secs: float = 30.0,
-        security: Security | None = None,
-    ) -> None:
-        self._leader_url = leader_url
-        self._epoch = epoch
-        self._min_replication = min_replication
-        self._allow_degraded = allow_degraded
-        self._deadline_secs = deadline_secs
+    leader_url: Callable[[], str] | str
+    _: KW_ONLY
+    epoch: Callable[[], int | None] | int | None = None
+    """Sent with every write: a run whose leader was deposed gets ``Fenced``."""
+    min_replication: int | None = None
+    """How many nimbuses must hold a blob before a write is acknowledged."""
+    allow_degraded: bool = False
+    """Whether fewer will do when no more are alive."""
+    deadline_secs: float = 30.0
+    security: InitVar[Security | None] = None
+
+    def __post_init__(self, security: Security | None) -> None:
         # Loopback and cluster addresses never go through a proxy of the environment.
-        self._http = httpx.Client(
-            timeout=httpx.Timeout(_READ_SECS, connect=min(5.0, deadline_secs)),
-            **(security or Security()).client_options(),
-        )
+        timeout = httpx.Timeout(_READ_SECS, connect=min(5.0, self.deadline_secs))
+        self._http = httpx.Client(timeout=timeout, **(security or Security()).client_options())
 
     def close(self) -> None:
         """Close the connections; the client cannot be used afterwards."""
@@ -65,7 +58,7 @@ class NimbusBlobClient:
     def accepting_fewer(self, minimum: int | None = None) -> NimbusBlobClient:
         """The same client, whose writes need ``minimum`` copies, or fewer where there are no more nimbuses."""
         other = copy.copy(self)
-        other._allow_degraded, other._min_replication = True, minimum or self._min_replication
+        other.allow_degraded, other.min_replication = True, minimum or self.min_replication
         return other
 
     def __enter__(self) -> NimbusBlobClient:
@@ -82,10 +75,8 @@ class NimbusBlobClient:
             for chunk in chunked(chunks):
                 digest.update(chunk)
                 spool.write(chunk)
-            size = spool.tell()
-            headers = self._write_headers()
-            headers["X-Content-SHA256"] = expected_sha256 or digest.hexdigest()
-            headers["Content-Length"] = str(size)
+            about = {"X-Content-SHA256": expected_sha256 or digest.hexdigest(), "Content-Length": str(spool.tell())}
+            headers = {**self._write_headers(), **about}
 
             def send(base: str) -> httpx.Response:
                 return self._http.put(_url(base, key), content=_chunks_of(spool), headers=headers)
@@ -171,26 +162,23 @@ class NimbusBlobClient:
         return [_meta_of(document) for document in response.json()["blobs"]]
 
     def _write_headers(self) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        epoch = self._epoch() if callable(self._epoch) else self._epoch
-        if epoch is not None:
-            headers["X-Storm-Epoch"] = str(epoch)
-        if self._min_replication is not None:
-            headers["X-Storm-Min-Replication"] = str(self._min_replication)
-        if self._allow_degraded:
-            headers["X-Storm-Allow-Degraded"] = "true"
-        return headers
+        wanted = {
+            "Epoch": self.epoch() if callable(self.epoch) else self.epoch,
+            "Min-Replication": self.min_replication,
+            "Allow-Degraded": "true" if self.allow_degraded else None,
+        }
+        return {f"X-Storm-{name}": str(value) for name, value in wanted.items() if value is not None}
 
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
     ) -> httpx.Response:
         """Repeat a request until the first good response within the deadline; a typed error otherwise."""
-        deadline = time.monotonic() + self._deadline_secs
+        deadline = time.monotonic() + self.deadline_secs
         pause = _FIRST_PAUSE
         while True:
             failure: StormDagsterError
             try:
-                base = self._leader_url() if callable(self._leader_url) else self._leader_url
+                base = self.leader_url() if callable(self.leader_url) else self.leader_url
                 response = request(base.rstrip("/"))
                 if response.is_success:
                     return response

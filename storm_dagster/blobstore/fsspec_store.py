@@ -11,13 +11,12 @@ to name a condemned content writes it again.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote
@@ -67,21 +66,17 @@ class FsspecBlobStore:
                 size += len(chunk)
                 spool.write(chunk)
             meta = BlobMeta(key, size, digest.hexdigest())
-            if expected_sha256 is not None and meta.sha256 != expected_sha256:
-                raise InvalidRequest(
-                    f"blob {key!r}: {size} bytes with SHA-256 {meta.sha256} arrived, {expected_sha256} was "
-                    "announced: the transfer was damaged, send it again"
-                )
+            meta.check_announced(expected_sha256)
             spool.seek(0)
             with self._remote(f"storing {key!r}"):
-                target = self._object_path(meta.sha256)
+                target = self._path("objects", meta.sha256)
                 if not self._usable(meta.sha256):
-                    temporary = self._temporary_path()
+                    temporary = self._path("tmp", secrets.token_hex(16))
                     with self._fs.open(temporary, "wb") as stream:
                         while chunk := spool.read(_CHUNK):
                             stream.write(chunk)
                     self._move(temporary, target)
-                    self._remove(self._condemned_path(meta.sha256))
+                    self._remove(self._path("condemned", meta.sha256))
                 self._write_key(path, meta)
         return meta
 
@@ -95,7 +90,7 @@ class FsspecBlobStore:
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         """Store under ``key`` a content that is there already; ``None`` when it is not."""
         path = self._key_path(key)
-        target = self._object_path(check_sha256(sha256))
+        target = self._path("objects", check_sha256(sha256))
         with self._remote(f"storing {key!r}"):
             if not self._usable(sha256):
                 return None
@@ -111,13 +106,12 @@ class FsspecBlobStore:
                     raw = self._fs.cat_file(path)
                 except FileNotFoundError:
                     raise no_such_blob(key, self.url) from None
-            try:
-                document = json.loads(raw)
-                return BlobMeta(key, int(document["size"]), check_sha256(document["sha256"]))
-            except (ValueError, KeyError, TypeError, InvalidRequest):
-                # Some file systems show a file while it is being replaced: read again.
-                if attempt + 1 < _READS:
-                    time.sleep(_PAUSE_SECS)
+            meta = BlobMeta.of_key_file(raw)
+            if meta is not None:
+                return meta
+            # Some file systems show a file while it is being replaced: read again.
+            if attempt + 1 < _READS:
+                time.sleep(_PAUSE_SECS)
         raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again")
 
     def exists(self, key: str) -> bool:
@@ -127,7 +121,7 @@ class FsspecBlobStore:
     def has_content(self, sha256: str) -> bool:
         """Whether some blob there has that content."""
         with self._remote("looking for a content"):
-            return self._there(self._object_path(check_sha256(sha256)))
+            return self._there(self._path("objects", check_sha256(sha256)))
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
@@ -139,7 +133,7 @@ class FsspecBlobStore:
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
             try:
-                stream = self._fs.open(self._object_path(meta.sha256), "rb")
+                stream = self._fs.open(self._path("objects", meta.sha256), "rb")
             except FileNotFoundError:
                 raise self._content_lost(meta) from None
         return meta, cast(BinaryIO, stream)
@@ -148,7 +142,7 @@ class FsspecBlobStore:
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
             try:
-                raw = bytes(self._fs.cat_file(self._object_path(meta.sha256)))
+                raw = bytes(self._fs.cat_file(self._path("objects", meta.sha256)))
             except FileNotFoundError:
                 raise self._content_lost(meta) from None
         if hashlib.sha256(raw).hexdigest() != meta.sha256:
@@ -176,18 +170,17 @@ class FsspecBlobStore:
         """Remove temporary files, and contents without a key, that are older than that; returns their number."""
         horizon = time.time() - older_than_secs
         with self._remote("cleaning"):
-            old = [name for name in self._names("tmp") if self._written(f"{self._root}/tmp/{name}") <= horizon]
-            doomed = [f"{self._root}/tmp/{name}" for name in old]
-            aged = {name for name in self._names("objects") if self._written(f"{self._root}/objects/{name}") <= horizon}
+            doomed = [path for name in self._names("tmp") if self._written(path := self._path("tmp", name)) <= horizon]
+            aged = {name for name in self._names("objects") if self._written(self._path("objects", name)) <= horizon}
             condemned = set(self._names("condemned"))
         if aged or condemned:
             # The keys are read after the contents: what is named meanwhile is kept.
             used = {self.meta(key).sha256 for key in self.keys()}
             with self._remote("cleaning"):
                 for name in condemned & used:
-                    self._remove(self._condemned_path(name))
+                    self._remove(self._path("condemned", name))
                 for name in sorted(aged - used):
-                    mark, path = self._condemned_path(name), self._object_path(name)
+                    mark, path = self._path("condemned", name), self._path("objects", name)
                     if name not in condemned:
                         self._fs.pipe_file(mark, b"")
                     # Written again meanwhile: somebody is about to name it.
@@ -202,16 +195,11 @@ class FsspecBlobStore:
 
     def _usable(self, sha256: str) -> bool:
         """Whether the content is there to be named."""
-        return self._there(self._object_path(sha256)) and not self._there(self._condemned_path(sha256))
+        return self._there(self._path("objects", sha256)) and not self._there(self._path("condemned", sha256))
 
     def _remove(self, path: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self._fs.rm_file(path)
-        except FileNotFoundError:
-            pass
-
-    def _condemned_path(self, sha256: str) -> str:
-        return f"{self._root}/condemned/{sha256}"
 
     def _names(self, part: str) -> list[str]:
         self._fs.invalidate_cache()
@@ -232,9 +220,6 @@ class FsspecBlobStore:
         except FileNotFoundError:
             return time.time()
 
-    def _temporary_path(self) -> str:
-        return f"{self._root}/tmp/{secrets.token_hex(16)}"
-
     def _move(self, temporary: str, target: str) -> None:
         try:
             self._fs.mv(temporary, target)
@@ -245,10 +230,10 @@ class FsspecBlobStore:
             self._fs.rm_file(temporary)
 
     def _write_key(self, path: str, meta: BlobMeta) -> None:
-        raw = json.dumps({"v": 1, **meta.to_document()}).encode()
+        raw = meta.key_file()
         if isinstance(self._fs, LocalFileSystem):
             # A file system shows a file while it is being written; object stores do not.
-            temporary = self._temporary_path()
+            temporary = self._path("tmp", secrets.token_hex(16))
             self._fs.pipe_file(temporary, raw)
             os.replace(temporary, path)
         else:
@@ -258,10 +243,10 @@ class FsspecBlobStore:
         return Corrupt(f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the blob again")
 
     def _key_path(self, key: str) -> str:
-        return f"{self._root}/keys/{quote(check_blob_key(key), safe='')}"
+        return self._path("keys", quote(check_blob_key(key), safe=""))
 
-    def _object_path(self, sha256: str) -> str:
-        return f"{self._root}/objects/{sha256}"
+    def _path(self, part: str, name: str) -> str:
+        return f"{self._root}/{part}/{name}"
 
     @contextmanager
     def _remote(self, doing: str) -> Iterator[None]:

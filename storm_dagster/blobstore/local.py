@@ -17,20 +17,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
-from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.host import lock_file
 from storm_dagster.model.names import check_blob_key
 
@@ -51,9 +50,8 @@ class BlobWriter:
         self.size: int = 0
         self._hash = hashlib.sha256()
         self._path = store.temporary_path()
-        self._stream: BinaryIO | None = None
         try:
-            self._stream = open(self._path, "xb")  # noqa: SIM115 closed by commit or abort
+            self._stream: BinaryIO | None = open(self._path, "xb")  # noqa: SIM115 closed by commit or abort
         except OSError as error:
             raise _disk_error(key, error) from error
 
@@ -76,18 +74,13 @@ class BlobWriter:
     def commit(self, expected_sha256: str | None = None) -> BlobMeta:
         """Make the content visible under the key; :class:`InvalidRequest` when its hash is not the expected one."""
         assert self._stream is not None, "commit after commit or abort"
-        actual = self.sha256
-        if expected_sha256 is not None and actual != expected_sha256:
-            self.abort()
-            raise InvalidRequest(
-                f"blob {self.key!r}: {self.size} bytes with SHA-256 {actual} arrived, {expected_sha256} was "
-                "announced: the transfer was damaged, send it again"
-            )
+        meta = BlobMeta(self.key, self.size, self.sha256)
         try:
+            meta.check_announced(expected_sha256)
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
-            return self._store.commit_object(self._path, BlobMeta(self.key, self.size, actual))
+            return self._store.commit_object(self._path, meta)
         except OSError as error:
             raise _disk_error(self.key, error) from error
         finally:
@@ -192,8 +185,7 @@ class LocalBlobStore:
     # reading
 
     def meta(self, key: str) -> BlobMeta:
-        meta = self._read_key(self._key_path(key))
-        if meta is None:
+        if (meta := self._read_key(self._key_path(key))) is None:
             raise no_such_blob(key, str(self.directory))
         return meta
 
@@ -266,14 +258,14 @@ class LocalBlobStore:
         horizon = time.time() - older_than_secs
         removed = 0
         for path in self._tmp.iterdir():
-            with _vanished_is_fine():
+            with suppress(FileNotFoundError):
                 if path.stat().st_mtime <= horizon:
                     path.unlink()
                     removed += 1
         with self._exclusive():
             old: list[str] = []
             for path in self._objects.iterdir():
-                with _vanished_is_fine():
+                with suppress(FileNotFoundError):
                     if path.stat().st_mtime <= horizon:
                         old.append(path.name)
             removed += self._drop_unused(old)
@@ -298,7 +290,7 @@ class LocalBlobStore:
         former = self._read_key(path)
         temporary = self.temporary_path()
         with open(temporary, "xb") as stream:
-            stream.write(json.dumps({"v": 1, **meta.to_document()}).encode())
+            stream.write(meta.key_file())
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -311,16 +303,12 @@ class LocalBlobStore:
 
     def _read_key(self, path: Path) -> BlobMeta | None:
         try:
-            raw = path.read_bytes()
+            meta = BlobMeta.of_key_file(path.read_bytes())
         except FileNotFoundError:
             return None
-        try:
-            document = json.loads(raw)
-            return BlobMeta(check_blob_key(document["key"]), int(document["size"]), check_sha256(document["sha256"]))
-        except (ValueError, KeyError, TypeError, InvalidRequest):
-            raise Corrupt(
-                f"{path} does not describe a blob: it was damaged; remove the file and store the blob again"
-            ) from None
+        if meta is None:
+            raise Corrupt(f"{path} does not describe a blob: it was damaged; remove the file and store the blob again")
+        return meta
 
     def _key_path(self, key: str) -> Path:
         name = quote(check_blob_key(key), safe="")
@@ -346,7 +334,7 @@ class LocalBlobStore:
             self._uses = uses
         removed = 0
         for sha256 in candidates - self._uses.keys():
-            with _vanished_is_fine():
+            with suppress(FileNotFoundError):
                 (self._objects / sha256).unlink()
                 removed += 1
         return removed
@@ -359,7 +347,7 @@ class LocalBlobStore:
 
     def _move_to_quarantine(self, meta: BlobMeta) -> None:
         self._quarantine.mkdir(exist_ok=True)
-        with self._exclusive(), _vanished_is_fine():
+        with self._exclusive(), suppress(FileNotFoundError):
             os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)
 
     @contextmanager
@@ -392,11 +380,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _vanished_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        pass

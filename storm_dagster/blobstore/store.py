@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
+from storm_dagster.model.names import check_blob_key
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -27,6 +29,27 @@ class BlobMeta:
     def to_document(self) -> dict[str, object]:
         """The JSON form of every surface."""
         return {"key": self.key, "size": self.size, "sha256": self.sha256}
+
+    def key_file(self) -> bytes:
+        """Content of the file that makes the content visible under the key."""
+        return json.dumps({"v": 1, **self.to_document()}).encode()
+
+    @staticmethod
+    def of_key_file(raw: bytes) -> BlobMeta | None:
+        """What :meth:`key_file` gave; ``None`` for anything else."""
+        try:
+            document = json.loads(raw)
+            return BlobMeta(check_blob_key(document["key"]), int(document["size"]), check_sha256(document["sha256"]))
+        except (ValueError, KeyError, TypeError, InvalidRequest):
+            return None
+
+    def check_announced(self, sha256: str | None) -> None:
+        """:class:`InvalidRequest` unless the content has the hash that its sender announced, if it announced one."""
+        if sha256 is not None and sha256 != self.sha256:
+            raise InvalidRequest(
+                f"blob {self.key!r}: {self.size} bytes with SHA-256 {self.sha256} arrived, {sha256} was "
+                "announced: the transfer was damaged, send it again"
+            )
 
 
 @runtime_checkable

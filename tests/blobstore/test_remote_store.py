@@ -154,10 +154,10 @@ def test_a_content_that_is_named_while_it_is_cleaned_stays(tmp_path: Path) -> No
 def test_foreign_bytes_are_never_handed_out(open_store: Callable[[], FsspecBlobStore]) -> None:
     store = open_store()
     meta = store.put("k", b"content")
-    store._fs.pipe_file(store._object_path(meta.sha256), b"forged!")
+    store._fs.pipe_file(store._path("objects", meta.sha256), b"forged!")
     with pytest.raises(Corrupt, match="hash"):
         store.read("k")
-    store._fs.rm_file(store._object_path(meta.sha256))
+    store._fs.rm_file(store._path("objects", meta.sha256))
     with pytest.raises(Corrupt, match="store the blob again"):
         store.read("k")
     store._fs.pipe_file(store._key_path("k"), b"\x80\x04nonsense")
