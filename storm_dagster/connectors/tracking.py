@@ -1,0 +1,258 @@
+"""Which records of a source are finished, and up to which position each partition is: pure, time is an argument.
+
+The position after the longest run of finished records, in reading order, may be committed. Positions are never computed,
+so that gaps (compaction, transaction markers) mean nothing. A failed record is emitted again from memory; the bound on open
+records stops reading, never a retry.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.groupings import stable_hash
+
+
+class SourceRecord(msgspec.Struct, frozen=True):
+    """One record of a source. ``value`` is what the spout decodes."""
+
+    value: Any
+    partition: str = ""
+    after: Any = None
+    """Position to commit when this record and all before it are finished; JSON values, ``None`` in a queue."""
+    key: Any = None
+    at_ms: int | None = None
+    """Event time, milliseconds since 1970."""
+    headers: dict[str, Any] = {}
+    handle: Any = None
+    """What a queue needs to ack this record."""
+
+
+class PartitionEnd(msgspec.Struct, frozen=True):
+    """A source has no more records of a partition now: once those before are finished, ``after`` is its position."""
+
+    partition: str
+    after: Any
+    closed: bool = False
+    """There will never be more, as at the end of a file."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """A failed record is emitted again ``most`` times, after ``first_secs``, then after twice as long each time."""
+
+    most: int = 5
+    first_secs: float = 0.1
+    longest_secs: float = 60.0
+
+    def pause(self, tries: int) -> float:
+        """Seconds before the next try, after ``tries`` failures."""
+        return min(self.longest_secs, self.first_secs * 2.0 ** min(tries - 1, 60))
+
+
+class OpenRecord:
+    """A record that was read and is not finished. It is the tuple id of its emits."""
+
+    __slots__ = ("done", "progress", "record", "reported", "tries", "waits")
+
+    def __init__(self, progress: PartitionProgress, record: SourceRecord) -> None:
+        self.progress = progress
+        self.record = record
+        self.tries = 0
+        self.waits = False
+        """Whether it waits for a retry."""
+        self.done = False
+        self.reported = False
+        """Whether it was reported as one that always fails."""
+
+    def __repr__(self) -> str:
+        return f"{self.record.partition or 'record'} before {self.record.after!r}"
+
+
+class PartitionProgress:
+    """Progress of one partition."""
+
+    __slots__ = ("closed", "full", "held", "open", "position", "records", "released", "watermark_ms")
+
+    def __init__(self, position: Any) -> None:
+        self.position = position
+        """After the longest run of finished records."""
+        self.records: deque[OpenRecord | PartitionEnd] = deque()
+        """Read and not passed by the position, in reading order."""
+        self.held: deque[OpenRecord] = deque()
+        """Read beyond the bound, not yet given out."""
+        self.open = 0
+        """Given out and not finished."""
+        self.full = False
+        self.closed = False
+        self.released = False
+        self.watermark_ms: int | None = None
+        """Largest event time before the position."""
+
+    def advance(self) -> None:
+        """Move the position over what is finished."""
+        records = self.records
+        while records:
+            first = records[0]
+            if isinstance(first, PartitionEnd):
+                self.closed = first.closed
+                self.position = first.after
+            elif first.done:
+                at_ms = first.record.at_ms
+                if at_ms is not None and at_ms > (self.watermark_ms or 0):
+                    self.watermark_ms = at_ms
+                if first.record.after is not None:
+                    self.position = first.record.after
+            else:
+                return
+            records.popleft()
+
+
+class Tracker:
+    """Open records of one task, in all of its partitions."""
+
+    def __init__(self, max_open: int = 1000, retries: Retries | None = None) -> None:
+        self.max_open = max_open
+        self.retries = retries or Retries()
+        self.partitions: dict[str, PartitionProgress] = {}
+        self.full: set[str] = set()
+        """Partitions of which no more is to be read now. Each is read again when half of its bound is free."""
+        self.held = 0
+        """Records that were read beyond a bound."""
+        self._ready: deque[OpenRecord] = deque()
+        self._retries: list[tuple[float, int, OpenRecord]] = []
+        self._numbers = count()
+
+    def assign(self, partition: str, position: Any) -> None:
+        """Begin with a partition, at ``position``; one that is there keeps its records."""
+        if partition not in self.partitions:
+            self.partitions[partition] = PartitionProgress(position)
+
+    def release(self, partition: str) -> list[OpenRecord]:
+        """Forget a partition, and return its unfinished records; what happens to them later is ignored."""
+        progress = self.partitions.pop(partition)
+        progress.released = True
+        self.full.discard(partition)
+        self.held -= len(progress.held)
+        return [one for one in progress.records if isinstance(one, OpenRecord) and not one.done]
+
+    def read(self, record: SourceRecord | PartitionEnd) -> None:
+        """Take what the source has read, in its order."""
+        progress = self.partitions.get(record.partition)
+        if progress is None:
+            progress = self.partitions[record.partition] = PartitionProgress(None)
+        if isinstance(record, PartitionEnd):
+            if progress.records and isinstance(progress.records[-1], PartitionEnd):
+                progress.records.pop()
+            progress.records.append(record)
+            progress.advance()
+            return
+        one = OpenRecord(progress, record)
+        progress.records.append(one)
+        if progress.open < self.max_open:
+            progress.open += 1
+            self._ready.append(one)
+        else:
+            progress.held.append(one)
+            self.held += 1
+        if progress.open >= self.max_open and not progress.full:
+            progress.full = True
+            self.full.add(record.partition)
+
+    def take(self, now: float) -> OpenRecord | None:
+        """The record to emit next: one whose retry is due, else one that was read."""
+        retries = self._retries
+        while retries and retries[0][0] <= now:
+            one = heapq.heappop(retries)[2]
+            if one.waits and not one.done and not one.progress.released:
+                one.waits = False
+                return one
+        ready = self._ready
+        while ready:
+            one = ready.popleft()
+            if not one.done and not one.progress.released:
+                return one
+        return None
+
+    def finish(self, one: OpenRecord) -> bool:
+        """A record is finished: acked, a dead letter, or skipped. ``False`` if it was before, or is not tracked any more."""
+        progress = one.progress
+        if one.done or progress.released:
+            return False
+        one.done = True
+        progress.open -= 1
+        if progress.held:
+            progress.open += 1
+            self.held -= 1
+            self._ready.append(progress.held.popleft())
+        elif progress.full and progress.open <= self.max_open // 2:
+            progress.full = False
+            self.full.discard(one.record.partition)
+        if progress.records[0] is one:
+            progress.advance()
+        return True
+
+    def fail(self, one: OpenRecord, now: float, *, counts: bool = True) -> bool:
+        """A try has failed: the record waits for the next one. ``True``: it failed more often than there are retries,
+        and only waits in case that it is not finished now. ``counts=False``: the failure says nothing about the record."""
+        if one.done or one.waits or one.progress.released:
+            return False
+        one.tries += counts
+        one.waits = True
+        heapq.heappush(self._retries, (now + self.retries.pause(max(1, one.tries)), next(self._numbers), one))
+        return one.tries > self.retries.most
+
+    def positions(self) -> Iterator[tuple[str, Any]]:
+        """(partition, position that may be committed) of those that have one."""
+        for name, progress in self.partitions.items():
+            if progress.position is not None:
+                yield name, progress.position
+
+    def closed(self) -> list[str]:
+        """Partitions of which everything is finished, and that are at their end."""
+        return [name for name, progress in self.partitions.items() if progress.closed and not progress.records]
+
+    def behind_ms(self, partition: str, now_ms: int) -> int | None:
+        """Age of the oldest unfinished record by event time, else of the newest finished one; ``None``: unknown."""
+        progress = self.partitions.get(partition)
+        if progress is None:
+            return None
+        at_ms = progress.watermark_ms
+        if progress.records and isinstance(first := progress.records[0], OpenRecord) and first.record.at_ms is not None:
+            at_ms = first.record.at_ms
+        return None if at_ms is None else max(0, now_ms - at_ms)
+
+
+def reader_of(partition: str, tasks: int) -> int:
+    """Index of the task that reads a partition: it depends on nothing but the name and the number of tasks. Partitions
+    that differ in a number at the end go around the tasks."""
+    head = partition.rstrip("])} ")
+    stem = head.rstrip("0123456789")
+    number = head[len(stem) :]
+    return (stable_hash(stem) + int(number)) % tasks if 0 < len(number) < 19 else stable_hash(partition) % tasks
+
+
+def first_position(position: Any, first: Any, end: Any, *, start: Any, on_lost: str, name: str) -> Any:
+    """Where the reading of a partition begins, whose records from ``first`` to before ``end`` exist.
+
+    Without a committed ``position`` at ``start``: ``"earliest"``, ``"latest"``, or a position. :class:`InvalidRequest` if
+    the position is lost, because it is not among those any more, and ``on_lost`` is ``"stop"``.
+    """
+    ends = {"earliest": first, "latest": end}
+    if position is None:
+        return ends.get(start, start)
+    if first <= position <= end:
+        return position
+    if on_lost not in ends:
+        raise InvalidRequest(
+            f"{name} stands still: its committed position {position} is lost, the source has {first} to {end}. Set "
+            'on_lost of its source to "earliest" or "latest" to go on there, or commit another position'
+        )
+    return ends[on_lost]
