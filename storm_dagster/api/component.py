@@ -54,7 +54,7 @@ class Collector(Protocol):
 
     def fail(self, tup: Any, reason: Any = None) -> None: ...
 
-    def give_up(self, *letter: Any) -> None: ...
+    def give_up(self, *letter: Any) -> bool: ...
 
     def event(self, event: DagsterEvent, anchors: Any) -> None: ...
 
@@ -117,6 +117,11 @@ class Component:
             config={**cls.component_config(given), **(cls.config or {}), **(config or {})},
             outputs=cls.outputs if outputs is None else outputs,
         )
+
+    @classmethod
+    def _blocks(cls, args: Mapping[str, Any]) -> bool:
+        """Whether a task with these arguments gets its own thread."""
+        return cls.blocking
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:

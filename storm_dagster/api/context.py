@@ -38,6 +38,7 @@ class TopologyContext:
         now_ms: Callable[[], int] | None = None,
         assignment_version: int = 0,
         open_state: Callable[[TopologyContext], TaskState] | None = None,
+        open_positions: Callable[[TopologyContext], Any] | None = None,
     ) -> None:
         self.topology_id = topology_id
         self.spec = spec
@@ -53,6 +54,7 @@ class TopologyContext:
         self._state_dir = state_dir
         self._state: TaskState | None = None
         self._open_state = open_state
+        self._open_positions = open_positions
         self._owns = owns
         self._now_ms = now_ms
         self.assignment_version = assignment_version

@@ -35,6 +35,13 @@ class Spout(Component):
         which this calls."""
         self.ack(tup_id)
 
+    def _lost(self, tup_id: Any) -> None:
+        """As ``fail``, for a reason that says nothing about the tuple: a worker with parts of it ended, or this task."""
+        self.fail(tup_id)
+
+    def _on_clock(self) -> None:
+        """Called every 0.1 s or so, also while the spout may not emit."""
+
     def give_up(
         self,
         tup_id: Any,
@@ -43,12 +50,13 @@ class Spout(Component):
         direct_task: int | None = None,
         reason: Any = None,
         position: Any = None,
-    ) -> None:
-        """Keep a tuple that is not to be emitted again as a dead letter; nothing is called back.
+    ) -> bool:
+        """Keep a tuple that is not to be emitted again as a dead letter; nothing is called back. ``False``: it could not
+        be kept, which is reported.
 
         ``reason``: an exception or text, by default why it failed last. ``position``: where it is in the source.
         """
-        self._bound().give_up(tup_id, tup, stream, direct_task, reason, position)
+        return self._bound().give_up(tup_id, tup, stream, direct_task, reason, position)
 
     def activate(self) -> None:
         """Called when the topology becomes active."""

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.groupings import stable_hash
 
 
 class SourceRecord(msgspec.Struct, frozen=True):
@@ -228,15 +227,6 @@ class Tracker:
         if progress.records and isinstance(first := progress.records[0], OpenRecord) and first.record.at_ms is not None:
             at_ms = first.record.at_ms
         return None if at_ms is None else max(0, now_ms - at_ms)
-
-
-def reader_of(partition: str, tasks: int) -> int:
-    """Index of the task that reads a partition: it depends on nothing but the name and the number of tasks. Partitions
-    that differ in a number at the end go around the tasks."""
-    head = partition.rstrip("])} ")
-    stem = head.rstrip("0123456789")
-    number = head[len(stem) :]
-    return (stable_hash(stem) + int(number)) % tasks if 0 < len(number) < 19 else stable_hash(partition) % tasks
 
 
 def first_position(position: Any, first: Any, end: Any, *, start: Any, on_lost: str, name: str) -> Any:

@@ -88,6 +88,15 @@ def stable_hash(key: Any) -> int:
     return mixed ^ (mixed >> 15)
 
 
+def reader_of(partition: str, tasks: int) -> int:
+    """Index of the task that reads a partition: it depends on nothing but the name and the number of tasks. Partitions
+    that differ in a number at the end go around the tasks."""
+    head = partition.rstrip("])} ")
+    stem = head.rstrip("0123456789")
+    number = head[len(stem) :]
+    return (stable_hash(stem) + int(number)) % tasks if 0 < len(number) < 19 else stable_hash(partition) % tasks
+
+
 def _key_reader(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
     if len(indices) == 1:
         index = indices[0]

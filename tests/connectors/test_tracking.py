@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.connectors.tracking import (
-    OpenRecord,
-    PartitionEnd,
-    Retries,
-    SourceRecord,
-    Tracker,
-    first_position,
-    reader_of,
-)
+from storm_dagster.connectors.tracking import OpenRecord, PartitionEnd, Retries, SourceRecord, Tracker, first_position
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.groupings import reader_of
 
 QUICK = Retries(most=2, first_secs=1.0, longest_secs=8.0)
 
@@ -72,7 +65,7 @@ def test_never_committed_past_an_open_record_and_never_stuck(
         while (one := tracker.take(now)) is not None:
             assert not one.done and one not in out
             out.append(one)
-        for name, progress in tracker.partitions.items():
+        for progress in tracker.partitions.values():
             given_out = [one for one in progress.records if isinstance(one, OpenRecord) and not one.done]
             assert len(given_out) - len(progress.held) <= bound
         draw.shuffle(out)

@@ -27,7 +27,7 @@ EDGES: dict[str, set[str]] = {
     "spark": {"model", "core"},
     "packaging": {"model", "api"},
     # Stands on what any author of a topology has.
-    "connectors": {"model"},
+    "connectors": {"model", "api"},
     "client": {"model", "packaging"},
     "operations": {"model", "core", "zk", "blobstore", "spark", "packaging"},
     "nimbus": {"model", "core", "zk", "blobstore", "http", "operations"},

@@ -156,6 +156,7 @@ class NativeEngine:
             now_ms=self.shared.now_ms,
             assignment_version=self.placement.version,
             open_state=self.shared.storage.open_task_state,
+            open_positions=self.shared.storage.open_positions,
         )
         runner: Runner
         if component == ACKER:

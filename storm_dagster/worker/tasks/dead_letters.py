@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger(__name__)
-Tell = Callable[[bool | None, Any], None]
-"""Notify the spout of a tuple id: acked, failed, or given up (``None``)."""
+Verdict = bool | Literal["lost"] | None
+Tell = Callable[[Verdict, Any], None]
+"""Notify the spout of a tuple id: acked, failed, given up (``None``), or failed with a worker."""
 
 _MOST_IDS = 10_000
 """Failing tuple ids that a task remembers; the tries of the oldest are counted from zero again."""
@@ -197,7 +198,7 @@ class DeadLetters:
             if dies and self.give_up(tup_id, what[3], what[1], what[4]):
                 tell(None, tup_id)
                 return
-        tell(False, tup_id)
+        tell("lost" if lost else False, tup_id)
 
     def _change(self, replay: _Replay, **fields: Any) -> None:
         number = replay.letter["number"]

@@ -16,6 +16,7 @@ from storm_dagster.model.values import ATOMIC
 from storm_dagster.worker.dataplane.sending import send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
+from storm_dagster.worker.tasks.dead_letters import Verdict
 from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
 from storm_dagster.worker.tasks.runner import Runner, metric_value
 from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -389,8 +390,8 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
 
     _last = ""
 
-    def _notify(self, acked: bool | None, tup_id: Any) -> None:
-        self.commands.append({"command": "fail" if acked is False else "ack", "id": tup_id})
+    def _notify(self, verdict: Verdict, tup_id: Any) -> None:
+        self.commands.append({"command": "fail" if verdict in (False, "lost") else "ack", "id": tup_id})
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next ``next`` command."""

@@ -13,9 +13,11 @@ from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets, wrap_emit
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
-from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell
+from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell, Verdict
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
+VERDICTS = {True: "ack", False: "fail", None: "given_up", "lost": "_lost"}
+"""Verdict -> method of the spout."""
 PASS_CALLS = 100
 """Most calls of ``next_tuple`` in one pass of the loop."""
 PASS_SECS = 0.002
@@ -175,9 +177,9 @@ class SpoutBase(Runner):
         self.pending.entries.clear()
         return self.letters.own_ids(ids)
 
-    def give_up(self, *letter: Any) -> None:
+    def give_up(self, *letter: Any) -> bool:
         """See ``Spout.give_up``."""
-        self.letters.give_up(*letter)
+        return self.letters.give_up(*letter)
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
@@ -230,16 +232,14 @@ class SpoutRunner(SpoutBase):
         """Skip the pause after an empty call."""
         self._pause_until = 0.0
 
-    def _notify(self, acked: bool | None, tup_id: Any) -> None:
-        try:
-            if acked:
-                self.instance.ack(tup_id)
-            elif acked is None:
-                self.instance.given_up(tup_id)
-            else:
-                self.instance.fail(tup_id)
-        except self.shared.catches as error:
-            self.on_error(error, "ack" if acked else "fail")
+    def _notify(self, verdict: Verdict, tup_id: Any) -> None:
+        self._call(VERDICTS[verdict], tup_id)
+
+    def on_clock(self, now: float) -> None:
+        """See :meth:`SpoutBase.on_clock`; notify the spout."""
+        super().on_clock(now)
+        if self.shared.owns():
+            self._call("_on_clock")
 
     def run(self, now: float) -> bool:
         """Notify the spout of acks and fails, and call ``next_tuple``."""
@@ -301,12 +301,12 @@ class SpoutRunner(SpoutBase):
             self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
             self.deactivate()
             for tup_id in self.take_pending():
-                self._notify(False, tup_id)
+                self._notify("lost", tup_id)
         self.close()
 
-    def _call(self, name: str) -> None:
+    def _call(self, name: str, *args: Any) -> None:
         if self.status == "running":
             try:
-                getattr(self.instance, name)()
+                getattr(self.instance, name)(*args)
             except self.shared.catches as error:
                 self.on_error(error, name)

@@ -21,6 +21,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -109,10 +110,8 @@ class StateLog:
         path = self._path(number)
         try:
             found = json.loads(path.read_bytes())
-            return Partitioning(int(found["tasks"]), bool(found["by_key"])), (
-                int(found["stamp"][0]),
-                int(found["stamp"][1]),
-            )
+            division = replace(self.division, tasks=int(found["tasks"]), by_key=bool(found["by_key"]))
+            return division, (int(found["stamp"][0]), int(found["stamp"][1]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise Corrupt(f"{path} is not a valid division of state ({error}): restore it") from None
 

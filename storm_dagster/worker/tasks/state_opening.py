@@ -12,12 +12,14 @@ from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 from storm_dagster.worker.tasks.stateful import StateDriver, grouped_by_fields
 
 if TYPE_CHECKING:
+    from storm_dagster.api.context import TopologyContext
     from storm_dagster.api.stateful import StatefulBolt
     from storm_dagster.api.windows import WindowedBolt
     from storm_dagster.worker.tasks.runner import Runner
     from storm_dagster.worker.tasks.windows import WindowDriver
 
-_PUBLISH_SECS = 10.0
+PUBLISH_SECS = 10.0
+"""Longest wait until an opening is known."""
 
 
 class StateOpening:
@@ -66,7 +68,7 @@ class StateOpening:
             state_folder(context._state_dir, context.topology_name, component),
             Partitioning(len(tasks), self._by_key),
             tasks.index(context.task_id),
-            (_launch_number(context.topology_id), context.assignment_version),
+            stamp_of(context),
             getattr(self.bolt, "merge_states", _keep_first),
             # `context` also checks that a thread is not detached.
             lambda: context.may_write() and not self._abandoned,
@@ -77,7 +79,7 @@ class StateOpening:
             if self.windows is not None:
                 self.windows.read(log.contents)
             # No tuple is acked before every later worker can know of this opening.
-            shared.storage.publish(f"{component}/{log.index}", log.position, context).result(_PUBLISH_SECS)
+            shared.storage.publish(f"{component}/{log.index}", log.position, context).result(PUBLISH_SECS)
         except BaseException:
             log.close()
             raise
@@ -107,6 +109,7 @@ def _keep_first(key: Any, values: list[Any]) -> Any:
     return values[0]
 
 
-def _launch_number(topology_id: str) -> int:
-    tail = topology_id.rpartition("-")[2]
-    return int(tail) if tail.isdigit() else 0
+def stamp_of(context: TopologyContext) -> tuple[int, int]:
+    """Order of the assignment of a task among those of its topology: see :class:`StateLog`."""
+    tail = context.topology_id.rpartition("-")[2]
+    return int(tail) if tail.isdigit() else 0, context.assignment_version

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.state import TaskState
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.records import StateHome
+
+if TYPE_CHECKING:
+    from storm_dagster.worker.tasks.positions import Positions
 
 Publish = Callable[[str, tuple[int, int], str, bool], "Future[None]"]
 """(key in ``StateHome.openings``, opening, host, whether state stays on that host while there are others)."""
@@ -62,6 +66,15 @@ class StateStorage:
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def open_positions(self, context: TopologyContext) -> Positions:
+        """The positions of a source in the partitions that the task reads; refuses as :meth:`check_shared`."""
+        from storm_dagster.worker.tasks.positions import Positions
+
+        if context._state_dir is None:
+            raise InvalidRequest("this source needs a folder for its positions: set topology.state.dir")
+        self.check_shared(context)
+        return Positions(self, context)
 
     def open_task_state(self, context: TopologyContext) -> TaskState:
         """The store behind ``context.state``; refuses as :meth:`check_shared`, and an older one than was open before."""

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.worker.tasks.spouts import SpoutBase
+from storm_dagster.worker.tasks.spouts import VERDICTS, SpoutBase
 from storm_dagster.worker.tasks.threads import STOP, ThreadMixin
 
+_CLOCK_SECS = 0.1
 _RETIRE = object()
 """In an inbox: stop emitting."""
 
@@ -62,7 +63,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         # Runs after the spout's last emit, so that all its pending tuples are known.
         self.deliver_verdicts(self.shared.clock(), lambda acked, tup_id: self.inbox.put((acked, tup_id)))
         for tup_id in self.take_pending():
-            self.inbox.put((False, tup_id))
+            self.inbox.put(("lost", tup_id))
         self.inbox.put(STOP)
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
@@ -81,7 +82,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
 
     def _work(self) -> None:
         spout, calls, catches = self.instance, self._calls, self.shared.catches
-        pause = 0.0
+        pause = next_clock = 0.0
         while True:
             try:
                 item = self.inbox.get(timeout=pause) if pause else self.inbox.get_nowait()
@@ -90,6 +91,12 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             if item is STOP:
                 return
             self.await_lease()
+            if time.monotonic() >= next_clock and not self._detached:
+                next_clock = time.monotonic() + _CLOCK_SECS
+                try:
+                    spout._on_clock()
+                except catches as error:
+                    self.on_error(error, "spout")
             # What was acked before the end is still told.
             if self._detached or (self.shared.closing and not isinstance(item, tuple)):
                 continue
@@ -97,7 +104,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             if isinstance(item, Tuple):
                 method, args = "_on_peer_message", (item.task, item.values)
             elif isinstance(item, tuple):
-                method, args = "ack" if item[0] else "given_up" if item[0] is None else "fail", item[1:]
+                method, args = VERDICTS[item[0]], item[1:]
             elif isinstance(item, str):
                 method = item
             elif item is _RETIRE:

@@ -367,9 +367,9 @@ class _ThreadCollector(BaseCollector):
         why = runner.reason_of(reason)
         runner.call_in_loop(lambda: runner.fail(tup, why))
 
-    def give_up(self, *letter: Any) -> None:
+    def give_up(self, *letter: Any) -> bool:
         """See ``Spout.give_up``."""
-        self._runner.call_in_loop(lambda: self._runner.give_up(*letter))  # type: ignore[attr-defined]
+        return self._runner.call_in_loop_and_wait(lambda: self._runner.give_up(*letter))  # type: ignore[attr-defined]
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         """See ``Collector.event``."""

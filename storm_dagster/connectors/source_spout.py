@@ -1,0 +1,362 @@
+"""Spout that reads a source: at least once, with retries, dead letters, committed positions and lag."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, cast
+
+import msgspec
+
+from storm_dagster.api.specs import Inputs, Spec
+from storm_dagster.api.spouts import Spout
+from storm_dagster.api.streams import Outputs
+from storm_dagster.connectors.sources import Lag, Source
+from storm_dagster.connectors.tracking import OpenRecord, Retries, SourceRecord, Tracker
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.groupings import reader_of
+from storm_dagster.model.names import code_name
+
+__all__ = ["SourceSpout"]
+
+Decode = Literal["json", "text", "none"] | Callable[[Any], Any]
+"""``"json"``, ``"text"``, ``"none"``, or a function of a module, of the record's value."""
+OnPoison = Literal["dead_letter", "block", "skip"]
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "json": lambda raw: msgspec.json.decode(raw) if isinstance(raw, bytes | str) else raw,
+    "text": lambda raw: raw.decode() if isinstance(raw, bytes) else raw,
+    "none": lambda raw: raw,
+}
+_NOTHING = object()
+_BATCH = 500
+_COMMIT_SECS, _LAG_SECS, _ERROR_SECS = 1.0, 2.0, 60.0
+_MOST_LAGS = 100
+"""Partitions of a task whose lag is shown: those with the most records."""
+
+
+class _Undecoded:
+    """Value of a dead letter that cannot be emitted again: it was never decoded."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"not decoded: {self.value!r}"
+
+
+class SourceSpout(Spout):
+    """Emits the records of a :class:`Source`, one tuple for each; everything is an argument of :meth:`spec`, or an attribute
+    of a subclass.
+
+    A record is emitted until it is acked. Its position is committed when it and all before it in its partition are
+    finished, at most once a second. Each partition is read by one task; when the number of tasks changes, the next one
+    continues at the committed position.
+    """
+
+    source: Source | None = None
+    decode: Decode = "json"
+    """How a value becomes a tuple. With one output field the decoded value is emitted, with several its entries of
+    their names. What cannot be decoded is a dead letter at once."""
+    max_open: int = 1000
+    """Bound on open records per partition: then the partition is not read, and others are."""
+    retries: Retries = Retries()
+    on_poison: OnPoison = "dead_letter"
+    """What becomes of a record that failed more often than ``retries.most``: a dead letter; or it is emitted again for
+    ever, and its partition stops at ``max_open``; or it is logged and dropped."""
+
+    @classmethod
+    def spec(
+        cls,
+        name: str | None = None,
+        inputs: Inputs = None,
+        par: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        outputs: Outputs = None,
+        args: Mapping[str, Any] | None = None,
+        *,
+        source: Source | None = None,
+        decode: Decode | None = None,
+        max_open: int | None = None,
+        retries: Retries | None = None,
+        on_poison: OnPoison | None = None,
+    ) -> Spec:
+        """As :meth:`Component.spec`; the other arguments replace the attributes of the class."""
+        given = dict(args or {})
+        if source is not None:
+            given["source"] = _describe(source)
+        elif cls.source is None and "source" not in given:
+            raise InvalidTopology(f"{cls.__name__} has no source: pass source=... to spec()")
+        if decode is not None:
+            given["decode"] = decode if decode in _DECODERS else code_name(decode, "the function decode")
+        if retries is not None:
+            given["retries"] = [retries.most, retries.first_secs, retries.longest_secs]
+        given.update({key: value for key, value in (("max_open", max_open), ("on_poison", on_poison)) if value})
+        return super().spec(name, inputs, par, config, cls.outputs if outputs is None else outputs, given)
+
+    def __init__(
+        self,
+        source: Mapping[str, Any] | None = None,
+        decode: str | None = None,
+        max_open: int | None = None,
+        retries: Sequence[Any] | None = None,
+        on_poison: OnPoison | None = None,
+    ) -> None:
+        """Called in a task, with what :meth:`spec` made."""
+        described = source or _describe(self.source)
+        self._source: Source = _load(described["code"])(**described["args"])
+        # Of the class: a function is no method there.
+        how = decode or type(self).decode
+        self._decode: Callable[[Any], Any] = _DECODERS[how] if isinstance(how, str) and how in _DECODERS else _load(how)
+        self.on_poison = on_poison or self.on_poison
+        self._tracker = Tracker(max_open or self.max_open, Retries(*retries) if retries else self.retries)
+
+    @classmethod
+    def _blocks(cls, args: Mapping[str, Any]) -> bool:
+        described = args.get("source") or _describe(cls.source)
+        return bool(_load(described["code"]).blocking)
+
+    def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
+        """Open the source. Partitions are assigned at the first ``next_tuple``, when the reader before has closed."""
+        self._fields: list[str] = context.output_fields() if context.streams else []
+        self._store: Any = None
+        self._mine: frozenset[str] | None = None
+        self._missing: dict[str, float] = {}
+        """Partition that is not there any more -> since when."""
+        self._committed: dict[str, Any] = {}
+        self._done: list[Any] = []
+        self._next_commit = self._next_lag = self._next_refresh = 0.0
+        self._reported: dict[str, float] = {}
+        self._source.open(conf, context)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def next_tuple(self) -> None:
+        """Emit one record."""
+        one = self._tracker.take(time.monotonic())
+        if one is None:
+            self._fill(time.monotonic())
+            one = self._tracker.take(time.monotonic())
+        if one is not None:
+            self._emit_record(one)
+
+    def _fill(self, now: float) -> None:
+        if now >= self._next_refresh:
+            self._guarded(self._refresh, now)
+        if self._mine is None or self._tracker.held >= _BATCH:
+            return
+        for record in self._guarded(lambda: self._source.read(_BATCH, self._tracker.full)) or ():
+            if isinstance(record, Exception):
+                self._complain(record)
+            else:
+                self._tracker.read(record)
+
+    def _refresh(self, now: float) -> None:
+        """Follow the partitions that there are, and read those of this task."""
+        source, tracker = self._source, self._tracker
+        found = source.partitions()
+        # Soon again, while nothing is known.
+        self._next_refresh = now + (source.refresh_secs if found is not None else 0.01)
+        if found is None:
+            return
+        if self._store is None and found and not source.keeps_positions:
+            self._store = self.context._open_positions(self.context)
+        context = self.context
+        index, tasks = context.task_index, len(context.component_tasks(context.component))
+        mine = frozenset(name for name in found if reader_of(name, tasks) == index)
+        if mine != self._mine:
+            for name in tracker.partitions.keys() - mine if found else ():
+                self._release(name)
+                self._complain(RuntimeError(f"partition {name} is there no more: its open records are dropped"))
+            kept = self._store.found if self._store is not None else {}
+            source.assign({name: kept.get(name) for name in sorted(mine)})
+            self._mine = mine
+        gone = {} if self._store is None else self._store.found.keys() - mine
+        self._missing = {name: self._missing.get(name, now) for name in gone}
+
+    def _release(self, name: str) -> None:
+        self._source.nack([one.record.handle for one in self._tracker.release(name) if one.record.handle is not None])
+
+    def values(self, record: SourceRecord) -> Sequence[Any] | None:
+        """Values of the tuple that is emitted for a record; ``None``: it is skipped. What this raises makes the record a
+        dead letter. Override it to use key, headers or time."""
+        decoded = self._decode(record.value)
+        if len(self._fields) == 1:
+            return [decoded]
+        if isinstance(decoded, Mapping):
+            return [decoded[name] for name in self._fields]
+        return decoded
+
+    def _emit_record(self, one: OpenRecord) -> None:
+        record = one.record
+        try:
+            values = self.values(record)
+        except Exception as error:
+            # It will be no better the next time.
+            self._tracker.fail(one, time.monotonic())
+            self._poisoned(one, error)
+            return
+        if values is None:
+            self._finish(one)
+            return
+        try:
+            self.emit(values, one)
+        except Exception as error:
+            self.raise_exception(error)
+            self._failed(one, error)
+
+    # -- verdicts -----------------------------------------------------------------------------------------
+
+    def ack(self, tup_id: OpenRecord) -> None:
+        """The record is finished."""
+        self._finish(tup_id)
+
+    def fail(self, tup_id: OpenRecord) -> None:
+        """The record is emitted again later, or is poison."""
+        self._failed(tup_id, None)
+
+    def _lost(self, tup_id: OpenRecord) -> None:
+        self._tracker.fail(tup_id, time.monotonic(), counts=False)
+
+    def _finish(self, one: OpenRecord) -> None:
+        if self._tracker.finish(one) and one.record.handle is not None:
+            self._done.append(one.record.handle)
+
+    def _failed(self, one: OpenRecord, why: Exception | None) -> None:
+        if self._tracker.fail(one, time.monotonic()):
+            self._poisoned(one, why)
+
+    def _poisoned(self, one: OpenRecord, why: Exception | None) -> None:
+        record, undecoded = one.record, why is not None
+        if self.on_poison == "skip":
+            self.log(f"{one} is skipped after {one.tries} tries: {why or 'it failed'}", "error")
+            self._finish(one)
+        elif self.on_poison == "dead_letter":
+            where = {
+                "partition": record.partition,
+                "after": record.after,
+                "key": record.key,
+                "headers": record.headers,
+                "value": record.value,
+                "at_ms": record.at_ms,
+            }
+            values = [_Undecoded(record.value)] if undecoded else list(self.values(record) or ())
+            # A letter that could not be kept is not lost: the record is tried again.
+            if self.give_up(one, values, None, None, why, _as_text(where)):
+                self._finish(one)
+        elif not one.reported:
+            one.reported = True
+            text = (
+                f"{one} failed {one.tries} times and is tried for ever: its partition stops at {self._tracker.max_open}"
+            )
+            self.raise_exception(RuntimeError(f"{text} open records (on_poison of the source is block)"))
+
+    # -- clock --------------------------------------------------------------------------------------------
+
+    def _on_clock(self) -> None:
+        now = time.monotonic()
+        if not self.context.may_write():
+            return
+        if self._done:
+            done, self._done = self._done, []
+            self._guarded(lambda: self._source.ack(done))
+        if now >= self._next_commit:
+            self._next_commit = now + _COMMIT_SECS
+            self._guarded(lambda: self._commit(now))
+        if now >= self._next_lag:
+            self._guarded(self._report_lag)
+
+    def _commit(self, now: float) -> None:
+        changed = {
+            name: after for name, after in self._tracker.positions() if self._committed.get(name, _NOTHING) != after
+        }
+        if self._source.keeps_positions:
+            self._source.commit(changed)
+        elif self._store is not None:
+            old = [name for name, since in self._missing.items() if now - since >= self._source.forget_secs]
+            if changed or old:
+                try:
+                    self._store.save(changed, old)
+                except Exception:
+                    # The next refresh opens it again.
+                    self._store.close()
+                    self._store, self._next_refresh = None, 0.0
+                    raise
+        self._committed.update(changed)
+        for name in self._tracker.closed():
+            self._tracker.release(name)
+            self._committed.pop(name, None)
+
+    def _report_lag(self) -> None:
+        now_ms = self.context.now_ms()
+        lags: dict[str, Lag] = dict(self._source.lag())
+        self._next_lag = time.monotonic() + (_LAG_SECS if lags else 0.0)
+        shown: dict[str, list[float | None]] = {}
+        for name, lag in sorted(lags.items(), key=lambda pair: -(pair[1].records or 0)):
+            secs = lag.secs
+            if secs is None and lag.records is not None:
+                behind = self._tracker.behind_ms(name, now_ms) if lag.records else 0
+                secs = None if behind is None else behind / 1000
+            shown[name] = [lag.records, secs]
+        if not lags:
+            return
+        self.report_metric("lag", sum(records or 0 for records, _ in shown.values()))
+        self.report_metric("lag_secs", max((secs or 0.0 for _, secs in shown.values()), default=0.0))
+        self.report_metric("lag_by_partition", dict(list(shown.items())[:_MOST_LAGS]))
+
+    def close(self) -> None:
+        """Commit what is finished, return the rest of a queue, and close the source."""
+        if not hasattr(self, "_done"):
+            return
+        if self.context.may_write():
+            self._next_commit = self._next_lag = 0.0
+            self._on_clock()
+        for name in list(self._tracker.partitions):
+            self._guarded(lambda name=name: self._release(name))
+        if self._store is not None:
+            self._store.close()
+        self._source.close()
+
+    # -- errors -------------------------------------------------------------------------------------------
+
+    def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except Exception as error:
+            self._complain(error)
+            return None
+
+    def _complain(self, error: Exception) -> None:
+        """Report an error of the source, the same one at most once a minute."""
+        now, text = time.monotonic(), f"{type(error).__name__}: {error}"
+        if now - self._reported.get(text, -_ERROR_SECS) >= _ERROR_SECS:
+            self._reported = {key: at for key, at in self._reported.items() if now - at < _ERROR_SECS} | {text: now}
+            self.raise_exception(error)
+
+
+def _describe(source: Any) -> dict[str, Any]:
+    """Class and fields of a source, as JSON values."""
+    if not is_dataclass(source) or isinstance(source, type):
+        raise InvalidTopology(f"source {source!r:.80} is no instance of a dataclass: tasks make it from its fields")
+    args = {field.name: getattr(source, field.name) for field in fields(source) if field.init}
+    return {"code": code_name(type(source), "the class of a source"), "args": args}
+
+
+def _load(name: Any) -> Any:
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.partition(":")
+    return operator.attrgetter(attribute)(importlib.import_module(module))
+
+
+def _as_text(where: dict[str, Any]) -> dict[str, Any]:
+    """Bytes as text, for a reader of the letter."""
+
+    def text(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "backslashreplace")
+        return {key: text(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    return cast("dict[str, Any]", text(where))

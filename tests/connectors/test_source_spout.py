@@ -1,0 +1,308 @@
+"""A source spout: retries, bounds, dead letters, positions and lag, on the loop and in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from storm_dagster.api import Bolt, Topology, Tuple
+from storm_dagster.connectors import Lag, PartitionEnd, Retries, Source, SourceRecord, SourceSpout, source_spout
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
+
+QUICK = Retries(most=2, first_secs=0.01, longest_secs=0.05)
+
+
+@pytest.fixture(autouse=True)
+def quick_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_COMMIT_SECS", 0.05)
+
+
+class World:
+    """What the sources read, and what they were told."""
+
+    logs: ClassVar[dict[str, list[bytes]]] = {}
+    assigned: ClassVar[list[dict[str, Any]]] = []
+    committed: ClassVar[dict[str, Any]] = {}
+    acked: ClassVar[list[Any]] = []
+    nacked: ClassVar[list[Any]] = []
+    bad: ClassVar[set[Any]] = set()
+    seen: ClassVar[list[Any]] = []
+    error: ClassVar[Exception | None] = None
+    closed: ClassVar[int] = 0
+
+    @classmethod
+    def reset(cls, **logs: list[bytes]) -> None:
+        cls.logs, cls.assigned, cls.committed, cls.acked, cls.nacked = logs, [], {}, [], []
+        cls.bad, cls.seen, cls.error, cls.closed = set(), [], None, 0
+
+
+@dataclass
+class InThread(Source):
+    """Logs of bytes; positions are kept with the component."""
+
+    step: int = 3
+    refresh_secs: ClassVar[float] = 0.01
+
+    def open(self, conf: Mapping[str, Any], context: Any) -> None:
+        self.at: dict[str, int] = {}
+
+    def partitions(self) -> Collection[str]:
+        return list(World.logs)
+
+    def assign(self, mine: Mapping[str, Any]) -> None:
+        World.assigned.append(dict(mine))
+        self.at = {name: self.at.get(name, position or 0) for name, position in mine.items()}
+
+    def read(self, most: int, full: Collection[str]) -> Sequence[Any]:
+        if World.error is not None:
+            raise World.error
+        found: list[Any] = []
+        for name, at in self.at.items():
+            if name in full or at >= len(World.logs[name]):
+                if not World.logs[name]:
+                    found.append(PartitionEnd(name, 0))
+                continue
+            end = min(at + self.step, len(World.logs[name]))
+            log = World.logs[name]
+            found += [SourceRecord(log[index], name, index + 1, key=b"k", at_ms=1000) for index in range(at, end)]
+            self.at[name] = end
+            if end == len(World.logs[name]):
+                found.append(PartitionEnd(name, end))
+        return found
+
+    def lag(self) -> Mapping[str, Lag]:
+        return {name: Lag(len(World.logs[name]) - World.committed.get(name, 0)) for name in self.at}
+
+    def close(self) -> None:
+        World.closed += 1
+
+
+@dataclass
+class OnLoop(InThread):
+    """The same on the loop; positions are kept by the source."""
+
+    blocking: ClassVar[bool] = False
+    keeps_positions: ClassVar[bool] = True
+
+    def assign(self, mine: Mapping[str, Any]) -> None:
+        super().assign({name: World.committed.get(name) for name in mine})
+
+    def commit(self, after: Mapping[str, Any]) -> None:
+        World.committed.update(after)
+
+
+class Use(Bolt):
+    def process(self, tup: Tuple) -> None:
+        World.seen.append(tup.values)
+        if tup.values[0] in World.bad:
+            raise ValueError(f"{tup.values[0]} is bad")
+
+
+def topology(source: Source, **settings: Any) -> type[Topology]:
+    class Reads(Topology):
+        records = SourceSpout.spec(source=source, outputs=["n"], retries=QUICK, **settings)
+        use = Use.spec(inputs=[records])
+
+    return Reads
+
+
+SOURCES: list[Callable[[], Source]] = [InThread, OnLoop]
+
+
+def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
+    def turn() -> Any:
+        harness.engine.run(harness.shared.clock())
+        return condition()
+
+    return eventually(turn, 10, interval=0.001)
+
+
+def stored(harness: TopologyHarness) -> dict[str, Any]:
+    spout = harness.tasks("records")[0]
+    return dict(spout._store.found) if spout is not None and spout._store is not None else World.committed
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_every_record_is_read_once_and_positions_are_committed(make: Callable[[], Source], tmp_path: Path) -> None:
+    World.reset(a=[b"%d" % n for n in range(20)], b=[b"%d" % n for n in range(100, 107)], c=[])
+    with TopologyHarness(topology(make()), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: stored(harness) == {"a": 20, "b": 7, "c": 0})
+        assert harness.errors == []
+    assert sorted(n for (n,) in World.seen) == [*range(20), *range(100, 107)]
+    assert World.closed == 1
+    World.logs["a"] += [b"20"]
+    World.seen.clear()
+    # With another number of tasks each partition goes on where it was, and has one reader.
+    with TopologyHarness(topology(make(), par=2), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.seen == [[20]] and sum(map(len, World.assigned)) == 6)
+        harness.run()
+        assert World.seen == [[20]] and harness.errors == []
+    again = [mine for mine in World.assigned[1:] if mine]
+    assert sorted(name for mine in again for name in mine) == ["a", "b", "c"]
+    assert {name: position for mine in again for name, position in mine.items()} == {"a": 20, "b": 7, "c": 0}
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_poison_is_a_dead_letter_with_reason_position_and_key_and_stops_nobody(
+    make: Callable[[], Source], tmp_path: Path
+) -> None:
+    World.reset(a=[b"%d" % n for n in range(30)], b=[b"{broken"])
+    World.bad = {7}
+    with TopologyHarness(topology(make()), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: stored(harness) == {"a": 30, "b": 1})
+        letters = {letter["position"]["partition"]: letter for letter in harness.run().dead_letters}
+    failed, undecoded = letters["a"], letters["b"]
+    assert failed["tries"] == 3 and failed["values"] == [7] and "ValueError: 7 is bad" in failed["error"]
+    assert failed["component"] == "use" and failed["first_ms"] <= failed["last_ms"]
+    assert failed["position"] == {
+        "partition": "a", "after": 8, "key": "k", "headers": {}, "value": "7", "at_ms": 1000
+    }  # fmt: skip
+    assert "DecodeError" in undecoded["error"] and undecoded["position"]["value"] == "{broken"
+    assert undecoded["raw"] is None, "what was never decoded is not emitted again"
+    assert sum(n == 7 for (n,) in World.seen) == 3
+
+
+def test_a_blocking_record_stops_its_partition_at_the_bound_and_says_so_once() -> None:
+    World.reset(a=[b"%d" % n for n in range(30)], b=[b"%d" % n for n in range(100, 130)])
+    World.bad = {0}
+    with TopologyHarness(topology(OnLoop(), on_poison="block", max_open=5)) as harness:
+        run_until(harness, lambda: World.committed.get("b") == 30 and World.seen.count([0]) > 6)
+        # One record is open, and half of the bound is free: reading goes on. A second one fills it.
+        World.bad |= {10, 11, 12, 13, 14}
+        reports = [str(error) for name, error in harness.errors if name == "records"]
+        assert len(reports) == 1 and "a before 1 failed 3 times" in reports[0] and "block" in reports[0]
+        assert "a" not in World.committed or World.committed["a"] == 0
+        World.bad = set()
+        run_until(harness, lambda: World.committed.get("a") == 30)
+
+
+def test_a_partition_is_not_read_beyond_its_bound() -> None:
+    World.reset(a=[b"%d" % n for n in range(30)])
+    World.bad = set(range(30))
+    with TopologyHarness(topology(OnLoop(step=4), on_poison="block", max_open=5)) as harness:
+        run_until(harness, lambda: World.seen.count([0]) > 3)
+        assert {n for (n,) in World.seen} == set(range(5))
+        assert harness.tasks("records")[0]._source.at == {"a": 8}
+        World.bad = set()
+        run_until(harness, lambda: World.committed.get("a") == 30)
+
+
+def test_skip_drops_a_record_after_its_tries() -> None:
+    World.reset(a=[b"1", b"2", b"3"])
+    World.bad = {2}
+    with TopologyHarness(topology(OnLoop(), on_poison="skip")) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 3)
+        assert harness.run().dead_letters == [] and World.seen.count([2]) == 3
+
+
+def test_a_letter_that_cannot_be_kept_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    World.reset(a=[b"1", b"2"])
+    World.bad = {1}
+    with TopologyHarness(topology(OnLoop())) as harness:
+        monkeypatch.setattr(SourceSpout, "give_up", lambda *_: False)
+        run_until(harness, lambda: World.seen.count([1]) > 5)
+        assert World.committed.get("a") in (None, 0)
+        World.bad = set()
+        run_until(harness, lambda: World.committed.get("a") == 2)
+
+
+@dataclass
+class Queue(Source):
+    """A queue deals records itself, and gets each back or acked."""
+
+    def open(self, conf: Mapping[str, Any], context: Any) -> None:
+        self.waiting = [*range(10)]
+
+    def read(self, most: int, full: Collection[str]) -> Sequence[Any]:
+        found, self.waiting = self.waiting[:4], self.waiting[4:]
+        return [SourceRecord(str(n).encode(), handle=n) for n in found]
+
+    def ack(self, handles: Sequence[Any]) -> None:
+        World.acked.extend(handles)
+
+    def nack(self, handles: Sequence[Any]) -> None:
+        World.nacked.extend(handles)
+
+
+def test_records_of_a_queue_are_acked_one_by_one_and_the_rest_is_returned() -> None:
+    World.reset()
+    World.bad = {3}
+    with TopologyHarness(topology(Queue(), on_poison="block")) as harness:
+        run_until(harness, lambda: len(World.acked) == 9)
+    assert sorted(World.acked) == [0, 1, 2, 4, 5, 6, 7, 8, 9] and World.nacked == [3]
+
+
+def test_lag_by_partition_is_in_the_statistics() -> None:
+    World.reset(a=[b"1"] * 4, b=[b"1"])
+    with TopologyHarness(topology(OnLoop()), simulated=True, start_ms=5000) as harness:
+        World.bad = {1}
+        harness.advance(0.3)
+        (metrics,) = [one.metrics for one in harness.engine.stats().values() if one.component == "records"]
+        assert metrics["lag"] == 5 and metrics["lag_secs"] >= 4.0
+        assert metrics["lag_by_partition"]["a"][0] == 4 and metrics["lag_by_partition"]["b"][1] >= 4.0
+
+
+def test_an_error_of_the_source_is_reported_once_a_minute_and_work_goes_on() -> None:
+    World.reset(a=[b"1", b"2"])
+    World.error = ConnectionError("the server is away")
+    with TopologyHarness(topology(OnLoop())) as harness:
+        for _ in range(3):
+            harness.run()
+        assert [str(error) for _, error in harness.errors] == ["the server is away"]
+        World.error = None
+        run_until(harness, lambda: World.committed.get("a") == 2)
+
+
+def test_a_subclass_chooses_what_it_emits() -> None:
+    World.reset(a=[b'{"n": 1, "m": 2}', b'{"n": 3}', b"null"])
+
+    with TopologyHarness(Pairs) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 3)
+        result = harness.run()
+    assert result.values("pairs") == [["k", 1], ["k", 3]]
+
+
+class KeyAndNumber(SourceSpout):
+    source = OnLoop()
+    outputs = ["key", "n"]
+
+    def values(self, record: SourceRecord) -> Sequence[Any] | None:
+        decoded = self._decode(record.value)
+        return None if decoded is None else [record.key.decode(), decoded["n"]]
+
+
+class Pairs(Topology):
+    pairs = KeyAndNumber.spec()
+
+
+def halves(value: bytes) -> dict[str, Any]:
+    left, right = value.decode().split("-")
+    return {"left": left, "right": right}
+
+
+class Halves(Topology):
+    records = SourceSpout.spec(source=OnLoop(), decode=halves, outputs=["right", "left"])
+
+
+def test_a_function_decodes_and_fields_are_taken_by_name() -> None:
+    World.reset(a=[b"x-y"])
+    with TopologyHarness(Halves) as harness:
+        run_until(harness, lambda: World.committed.get("a") == 1)
+        assert harness.run().values("records") == [["y", "x"]]
+
+
+def test_a_spout_without_a_source_and_a_source_that_no_task_can_make_are_refused() -> None:
+    class Plain(Source):
+        def read(self, most: int, full: Collection[str]) -> Sequence[Any]:
+            return ()
+
+    with pytest.raises(InvalidTopology, match="has no source"):
+        SourceSpout.spec(outputs=["n"])
+    with pytest.raises(InvalidTopology, match="dataclass"):
+        SourceSpout.spec(source=Plain(), outputs=["n"])
