@@ -119,11 +119,6 @@ class Component:
         )
 
     @classmethod
-    def _blocks(cls, args: Mapping[str, Any]) -> bool:
-        """Whether a task with these arguments gets its own thread."""
-        return cls.blocking
-
-    @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
         """Conf that the class requires, from the arguments of a spec; subclasses may extend it."""
         return {}

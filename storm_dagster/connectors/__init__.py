@@ -3,8 +3,42 @@
 Importing this package imports no client library: each module imports its own when a task opens.
 """
 
-from storm_dagster.connectors.source_spout import SourceSpout
-from storm_dagster.connectors.sources import Lag, Source
-from storm_dagster.connectors.tracking import PartitionEnd, Retries, SourceRecord
+from __future__ import annotations
 
-__all__ = ["Lag", "PartitionEnd", "Retries", "Source", "SourceRecord", "SourceSpout"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storm_dagster.connectors.kafka_source import KafkaSource
+    from storm_dagster.connectors.settings import client_settings
+    from storm_dagster.connectors.source_spout import SourceSpout
+    from storm_dagster.connectors.sources import Lag, Source
+    from storm_dagster.connectors.tracking import PartitionEnd, Retries, SourceRecord
+
+_PUBLIC = {
+    name: module
+    for module, names in {
+        "kafka_source": "KafkaSource",
+        "settings": "client_settings",
+        "source_spout": "SourceSpout",
+        "sources": "Lag Source",
+        "tracking": "PartitionEnd Retries SourceRecord",
+    }.items()
+    for name in names.split()
+}
+
+__all__ = ["KafkaSource", "Lag", "PartitionEnd", "Retries", "Source", "SourceRecord", "SourceSpout", "client_settings"]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _PUBLIC[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

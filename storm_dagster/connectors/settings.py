@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, MissingPart
 from storm_dagster.model.masking import is_secret_key
 
-__all__ = ["client_settings"]
+__all__ = ["client_library", "client_settings"]
+
+
+@contextmanager
+def client_library(extra: str) -> Iterator[None]:
+    """Import a client library in the block; :class:`MissingPart` names the ``extra`` that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        name = error.name or error
+        raise MissingPart(f"{name} is not installed on this host: pip install storm-dagster[{extra}]") from None
 
 
 def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:

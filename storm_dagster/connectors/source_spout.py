@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import operator
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import msgspec
 
-from storm_dagster.api.specs import Inputs, Spec
 from storm_dagster.api.spouts import Spout
-from storm_dagster.api.streams import Outputs
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import OpenRecord, Retries, SourceRecord, Tracker
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import reader_of
-from storm_dagster.model.names import code_name
 
 __all__ = ["SourceSpout"]
 
-Decode = Literal["json", "text", "none"] | Callable[[Any], Any]
-"""``"json"``, ``"text"``, ``"none"``, or a function of a module, of the record's value."""
-OnPoison = Literal["dead_letter", "block", "skip"]
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "json": lambda raw: msgspec.json.decode(raw) if isinstance(raw, bytes | str) else raw,
     "text": lambda raw: raw.decode() if isinstance(raw, bytes) else raw,
@@ -48,79 +40,42 @@ class _Undecoded:
 
 
 class SourceSpout(Spout):
-    """Emits the records of a :class:`Source`, one tuple for each; everything is an argument of :meth:`spec`, or an attribute
-    of a subclass.
+    """Emits the records of its ``source``, one tuple for each: a subclass sets attributes.
 
     A record is emitted until it is acked. Its position is committed when it and all before it in its partition are
     finished, at most once a second. Each partition is read by one task; when the number of tasks changes, the next one
     continues at the committed position.
     """
 
-    source: Source | None = None
-    decode: Decode = "json"
+    source: ClassVar[Source]
+    """What is read; each task has its own copy."""
+    decode: ClassVar[Literal["json", "text", "none"] | Callable[[Any], Any]] = "json"
     """How a value becomes a tuple. With one output field the decoded value is emitted, with several its entries of
     their names. What cannot be decoded is a dead letter at once."""
-    max_open: int = 1000
+    max_open: ClassVar[int] = 1000
     """Bound on open records per partition: then the partition is not read, and others are."""
-    retries: Retries = Retries()
-    on_poison: OnPoison = "dead_letter"
+    retries: ClassVar[Retries] = Retries()
+    on_poison: ClassVar[Literal["dead_letter", "block", "skip"]] = "dead_letter"
     """What becomes of a record that failed more often than ``retries.most``: a dead letter; or it is emitted again for
     ever, and its partition stops at ``max_open``; or it is logged and dropped."""
 
-    @classmethod
-    def spec(
-        cls,
-        name: str | None = None,
-        inputs: Inputs = None,
-        par: int | None = None,
-        config: Mapping[str, Any] | None = None,
-        outputs: Outputs = None,
-        args: Mapping[str, Any] | None = None,
-        *,
-        source: Source | None = None,
-        decode: Decode | None = None,
-        max_open: int | None = None,
-        retries: Retries | None = None,
-        on_poison: OnPoison | None = None,
-    ) -> Spec:
-        """As :meth:`Component.spec`; the other arguments replace the attributes of the class."""
-        given = dict(args or {})
-        if source is not None:
-            given["source"] = _describe(source)
-        elif cls.source is None and "source" not in given:
-            raise InvalidTopology(f"{cls.__name__} has no source: pass source=... to spec()")
-        if decode is not None:
-            given["decode"] = decode if decode in _DECODERS else code_name(decode, "the function decode")
-        if retries is not None:
-            given["retries"] = [retries.most, retries.first_secs, retries.longest_secs]
-        given.update({key: value for key, value in (("max_open", max_open), ("on_poison", on_poison)) if value})
-        return super().spec(name, inputs, par, config, cls.outputs if outputs is None else outputs, given)
-
-    def __init__(
-        self,
-        source: Mapping[str, Any] | None = None,
-        decode: str | None = None,
-        max_open: int | None = None,
-        retries: Sequence[Any] | None = None,
-        on_poison: OnPoison | None = None,
-    ) -> None:
-        """Called in a task, with what :meth:`spec` made."""
-        described = source or _describe(self.source)
-        self._source: Source = _load(described["code"])(**described["args"])
-        # Of the class: a function is no method there.
-        how = decode or type(self).decode
-        self._decode: Callable[[Any], Any] = _DECODERS[how] if isinstance(how, str) and how in _DECODERS else _load(how)
-        self.on_poison = on_poison or self.on_poison
-        self._tracker = Tracker(max_open or self.max_open, Retries(*retries) if retries else self.retries)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "source"):
+            cls.blocking = cls.source.blocking
 
     @classmethod
-    def _blocks(cls, args: Mapping[str, Any]) -> bool:
-        described = args.get("source") or _describe(cls.source)
-        return bool(_load(described["code"]).blocking)
+    def _checked_kind(cls) -> str:
+        if not hasattr(cls, "source"):
+            raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")
+        return super()._checked_kind()
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Open the source. Partitions are assigned at the first ``next_tuple``, when the reader before has closed."""
+        how = type(self).decode
+        self._decode = _DECODERS[how] if isinstance(how, str) else how
         self._fields: list[str] = context.output_fields() if context.streams else []
+        self._tracker = Tracker(self.max_open, self.retries)
         self._store: Any = None
         self._mine: frozenset[str] | None = None
         self._missing: dict[str, float] = {}
@@ -129,6 +84,7 @@ class SourceSpout(Spout):
         self._done: list[Any] = []
         self._next_commit = self._next_lag = self._next_refresh = 0.0
         self._reported: dict[str, float] = {}
+        self._source = copy.copy(self.source)
         self._source.open(conf, context)
 
     # -- reading ------------------------------------------------------------------------------------------
@@ -156,10 +112,10 @@ class SourceSpout(Spout):
     def _refresh(self, now: float) -> None:
         """Follow the partitions that there are, and read those of this task."""
         source, tracker = self._source, self._tracker
+        self._next_refresh = now + source.refresh_secs
         found = source.partitions()
-        # Soon again, while nothing is known.
-        self._next_refresh = now + (source.refresh_secs if found is not None else 0.01)
         if found is None:
+            self._next_refresh = now + 0.01
             return
         if self._store is None and found and not source.keeps_positions:
             self._store = self.context._open_positions(self.context)
@@ -308,8 +264,6 @@ class SourceSpout(Spout):
 
     def close(self) -> None:
         """Commit what is finished, return the rest of a queue, and close the source."""
-        if not hasattr(self, "_done"):
-            return
         if self.context.may_write():
             self._next_commit = self._next_lag = 0.0
             self._on_clock()
@@ -330,25 +284,11 @@ class SourceSpout(Spout):
 
     def _complain(self, error: Exception) -> None:
         """Report an error of the source, the same one at most once a minute."""
-        now, text = time.monotonic(), f"{type(error).__name__}: {error}"
+        # Numbers after the second colon change from one report to the next.
+        now, text = time.monotonic(), ":".join([type(error).__name__, *str(error).split(":")[:1]])
         if now - self._reported.get(text, -_ERROR_SECS) >= _ERROR_SECS:
             self._reported = {key: at for key, at in self._reported.items() if now - at < _ERROR_SECS} | {text: now}
             self.raise_exception(error)
-
-
-def _describe(source: Any) -> dict[str, Any]:
-    """Class and fields of a source, as JSON values."""
-    if not is_dataclass(source) or isinstance(source, type):
-        raise InvalidTopology(f"source {source!r:.80} is no instance of a dataclass: tasks make it from its fields")
-    args = {field.name: getattr(source, field.name) for field in fields(source) if field.init}
-    return {"code": code_name(type(source), "the class of a source"), "args": args}
-
-
-def _load(name: Any) -> Any:
-    if not isinstance(name, str):
-        return name
-    module, _, attribute = name.partition(":")
-    return operator.attrgetter(attribute)(importlib.import_module(module))
 
 
 def _as_text(where: dict[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ class Lag:
 class Source(Protocol):
     """What one task reads. Derive from it: what is not defined then does nothing.
 
-    A subclass is a dataclass whose fields are JSON values: each task makes its own from them. All calls come from one
-    thread. What a method raises is reported, at most once a minute, and the call repeated.
+    All calls come from one thread, to a copy of its own for each task. What a method raises is reported, at most once a
+    minute, and the call repeated; what :meth:`open` raises lets the task start again.
     """
 
     blocking: ClassVar[bool] = True

@@ -24,7 +24,7 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
     blocking = concurrent = takes_messages = False
     try:
         code = resolve(part.object.python or "")
-        blocking = bool(code._blocks(part.object.args) if hasattr(code, "_blocks") else False)
+        blocking = bool(getattr(code, "blocking", False))
         takes_messages = is_spout and bool(getattr(code, "_takes_peer_messages", False))
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
     except shared.catches:

@@ -1,0 +1,323 @@
+"""Topics of Kafka as a source, read on the worker's loop: no call there waits for a broker.
+
+Tasks are assigned partitions by their index, without a consumer group's protocol: leases say already who reads. Positions
+are committed as offsets of the group, so that Kafka's own tools see them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+from datetime import datetime, timezone
+from threading import Thread
+from typing import Any, ClassVar, Literal, cast
+
+from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.sources import Lag, Source
+from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord, first_position
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
+
+__all__ = ["KafkaSource"]
+
+_log = logging.getLogger(__name__)
+_OURS = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+_ASK_SECS, _CLOSE_SECS = 10.0, 2.0
+_AWAY = ("_ALL_BROKERS_DOWN", "_TRANSPORT", "_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "REQUEST_TIMED_OUT")
+
+
+class KafkaSource(Source):
+    """All partitions of one or several topics, named ``topic[0]`` and so on.
+
+    ``start``: where a partition begins that has no committed offset: ``"earliest"``, ``"latest"``, or a time (ISO 8601, UTC
+    unless it says otherwise). ``on_lost``: what happens when the committed offset is not there any more: ``"stop"`` reports
+    it and reads the other partitions, else ``"earliest"`` or ``"latest"``.
+
+    Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least ``kafka.bootstrap.servers``. The group
+    is ``kafka.group.id``, by default ``<topology>.<component>``.
+    """
+
+    blocking: ClassVar[bool] = False
+    keeps_positions: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        topics: str | Sequence[str],
+        *,
+        start: str = "earliest",
+        on_lost: Literal["stop", "earliest", "latest"] = "stop",
+    ) -> None:
+        self.topics = [topics] if isinstance(topics, str) else list(topics)
+        self.on_lost = on_lost
+        self.start = start
+        if on_lost not in ("stop", "earliest", "latest"):
+            raise InvalidTopology(f'on_lost of a KafkaSource is {on_lost!r}: make it "stop", "earliest" or "latest"')
+        if start not in ("earliest", "latest"):
+            try:
+                at = datetime.fromisoformat(start)
+            except ValueError:
+                what = '"earliest", "latest", or a time such as "2026-11-24T10:00:00"'
+                raise InvalidTopology(f"start of a KafkaSource is {start!r}: make it {what}") from None
+            self._start_ms = int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000)
+
+    def open(self, conf: Mapping[str, Any], context: Any) -> None:
+        """Make the consumer, which connects by itself."""
+        with client_library("kafka"):
+            import confluent_kafka
+        self._kafka = confluent_kafka
+        settings = client_settings(conf, "kafka.")
+        if "bootstrap.servers" not in settings:
+            raise InvalidRequest("no Kafka broker is known: set kafka.bootstrap.servers in the conf of the topology")
+        if ours := sorted(_OURS.keys() & settings.keys()):
+            raise InvalidRequest(f"kafka.{ours[0]} is set by the source itself: remove it from the conf")
+        self.brokers: str = settings["bootstrap.servers"]
+        self._label = f"{context.topology_id} task {context.task_id}"
+        defaults = {
+            "group.id": f"{context.topology_name}.{context.component}",
+            "client.id": self._label.replace(" ", "-"),
+            "queued.max.messages.kbytes": 16_384,
+        }
+        self._errors: list[Exception] = []
+        self._known: list[str] | None = None
+        self._assigned: dict[str, tuple[str, int]] = {}
+        self._waiting: dict[str, tuple[str, int]] = {}
+        """Partitions whose position is asked for, or lost."""
+        self._paused: set[str] = set()
+        self._names: dict[tuple[str, int], str] = {}
+        self._wanted: dict[str, int] = {}
+        self._stored: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        self._next_look = 0.0
+        self._asked: deque[tuple[str, Callable[[], Any], Callable[[Any], None]]] = deque()
+        self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
+        on_error = {"error_cb": lambda error: self._errors.append(self._readable(error)), "logger": _log}
+        self._consumer = confluent_kafka.Consumer({**defaults, **settings, **_OURS, **on_error})
+
+    # -- questions, in a thread of their own while they last ------------------------------------------------
+
+    def _ask(self, what: str, question: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Ask the brokers without waiting, one question after the other, the same one once."""
+        if (self._answer is None or self._answer[0] != what) and all(name != what for name, *_ in self._asked):
+            self._asked.append((what, question, then))
+
+    def _serve(self) -> None:
+        """Take the answer, if it is there, and ask the next question."""
+        if self._answer is not None and self._answer[1].done():
+            (_, future, then), self._answer = self._answer, None
+            try:
+                then(future.result())
+            except Exception as error:
+                self._errors.append(self._readable(error))
+        if self._answer is None and self._asked:
+            what, question, then = self._asked.popleft()
+            future = Future()
+            self._answer = (what, future, then)
+            Thread(target=_fulfill, args=(future, question), name=f"kafka-{what}", daemon=True).start()
+
+    def _readable(self, error: Any) -> Exception:
+        inner = error.args[0] if isinstance(error, self._kafka.KafkaException) else error
+        if isinstance(inner, self._kafka.KafkaError):
+            if inner.name() in _AWAY:
+                return Unavailable(f"Kafka at {self.brokers} does not answer: {inner.str()}; it is tried again")
+            return RuntimeError(f"Kafka at {self.brokers}: {inner.str()} ({inner.name()})")
+        return error
+
+    def _at(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
+        topic, _, number = name[:-1].rpartition("[")
+        return self._kafka.TopicPartition(topic, int(number), offset, metadata)
+
+    # -- partitions -----------------------------------------------------------------------------------------
+
+    def partitions(self) -> Collection[str] | None:
+        """Those of the last answer; it is asked for again."""
+        self._serve()
+        if self._errors and self._known is None:
+            raise self._errors.pop()
+        self._ask(
+            "partitions",
+            lambda: [self._consumer.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
+            self._on_topics,
+        )
+        self._serve()
+        return self._known
+
+    def _on_topics(self, found: Sequence[Any]) -> None:
+        names: list[str] = []
+        for metadata in found:
+            for topic, one in metadata.topics.items():
+                if one.error is not None:
+                    raise InvalidRequest(
+                        f"topic {topic!r} cannot be read, {one.error.str()}: create it, or change topics"
+                    )
+                names += [f"{topic}[{number}]" for number in sorted(one.partitions)]
+        self._known = names
+
+    def assign(self, mine: Mapping[str, Any]) -> None:
+        """Read these partitions, as soon as their committed offsets are known."""
+        gone = self._assigned.keys() - mine.keys()
+        if gone:
+            self._consumer.incremental_unassign([self._at(name) for name in gone])
+        for table in (self._assigned, self._waiting, self._wanted):
+            for name in table.keys() - mine.keys():
+                del table[name]
+        for name in mine.keys() - self._assigned.keys():
+            one = self._at(name)
+            self._names[one.topic, one.partition] = name
+            self._waiting[name] = (one.topic, one.partition)
+        self._next_look = 0.0
+
+    def _look_up(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
+        """(partition, committed offset, first, end, where to start) of each; it waits."""
+        consumer = self._consumer
+        found = []
+        for one in consumer.committed([self._at(name) for name in names], timeout=_ASK_SECS):
+            first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
+            start: Any = self.start
+            if one.offset < 0 and start not in ("earliest", "latest"):
+                at = self._kafka.TopicPartition(one.topic, one.partition, self._start_ms)
+                start = consumer.offsets_for_times([at], timeout=_ASK_SECS)[0].offset
+                start = end if start < 0 else start
+            name = self._names[one.topic, one.partition]
+            found.append((name, one.offset if one.offset >= 0 else None, first, end, start))
+        return found
+
+    def _begin(self, found: Sequence[tuple[str, int | None, int, int, Any]]) -> None:
+        for name, committed, first, end, start in found:
+            if name not in self._waiting:
+                continue
+            self._ends[name] = end
+            if committed is not None:
+                self._stored[name] = committed
+            try:
+                begin = first_position(committed, first, end, start=start, on_lost=self.on_lost, name=name)
+            except InvalidRequest as error:
+                self._errors.append(error)
+                continue
+            if committed is not None and begin != committed:
+                text = f"{name} goes on at {begin}: its committed position {committed} was lost, and on_lost is {self.on_lost}"
+                self._errors.append(RuntimeError(text))
+            # Committed at once: from now on it can be lost, and a later start begins here.
+            self._wanted[name] = begin
+            self._consumer.incremental_assign([self._at(name, begin)])
+            self._assigned[name] = self._waiting.pop(name)
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def read(self, most: int, full: Collection[str]) -> Sequence[SourceRecord | PartitionEnd | Exception]:
+        """What librdkafka has fetched."""
+        self._serve()
+        if self._waiting and (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + self.refresh_secs
+            names = list(self._waiting)
+            self._ask("positions", lambda: self._look_up(names), self._begin)
+        if self._paused or full:
+            self._pause({name for name in full if name in self._assigned})
+        found: list[SourceRecord | PartitionEnd | Exception] = []
+        names_of = self._names
+        for message in cast("list[Any]", self._consumer.consume(most, 0)):
+            name = names_of.get((message.topic(), message.partition()), "")
+            error = message.error()
+            if error is None:
+                kind, at_ms = message.timestamp()
+                headers = message.headers()
+                found.append(
+                    SourceRecord(
+                        message.value(),
+                        name,
+                        message.offset() + 1,
+                        message.key(),
+                        at_ms if kind else None,
+                        dict(headers) if headers else {},
+                    )
+                )
+            elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
+                found.append(PartitionEnd(name, message.offset()))
+            elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned:
+                # The reader was overtaken by retention, or the topic is a new one.
+                self._consumer.incremental_unassign([self._at(name)])
+                self._waiting[name] = self._assigned.pop(name)
+                self._paused.discard(name)
+                self._next_look = 0.0
+            else:
+                self._errors.append(self._readable(error))
+        if self._errors:
+            found += self._errors
+            self._errors.clear()
+        return found
+
+    def _pause(self, full: set[str]) -> None:
+        paused = self._paused & self._assigned.keys()
+        if full - paused:
+            self._consumer.pause([self._at(name) for name in full - paused])
+        if paused - full:
+            self._consumer.resume([self._at(name) for name in paused - full])
+        self._paused = full
+
+    def commit(self, after: Mapping[str, Any]) -> None:
+        """Store offsets; what could not be stored is tried again at the next call."""
+        self._wanted.update((name, offset) for name, offset in after.items() if name in self._wanted)
+        changed = {name: offset for name, offset in self._wanted.items() if self._stored.get(name) != offset}
+        self._serve()
+        if changed:
+            offsets = [self._at(name, offset, self._label) for name, offset in changed.items()]
+            self._ask("commit", lambda: self._consumer.commit(offsets=offsets, asynchronous=False), self._on_commit)
+            self._serve()
+
+    def _on_commit(self, offsets: Sequence[Any]) -> None:
+        for one in offsets:
+            if one.error is None:
+                self._stored[self._names[one.topic, one.partition]] = one.offset
+            else:
+                self._errors.append(self._readable(one.error))
+
+    def lag(self) -> Mapping[str, Lag]:
+        """Records after the committed offset, by the newest ends that are known."""
+        found: dict[str, Lag] = {}
+        asked: list[str] = []
+        for name in (*self._assigned, *self._waiting):
+            end = -1
+            if name in self._assigned and name not in self._paused:
+                end = self._consumer.get_watermark_offsets(self._at(name), cached=True)[1]
+            if end < 0:
+                asked.append(name)
+                end = self._ends.get(name, -1)
+            stored = self._stored.get(name)
+            found[name] = Lag(None if end < 0 or stored is None else max(0, end - stored))
+        if asked:
+            # Nothing is fetched of them now, which would bring their ends.
+            self._ask("ends", lambda: self._look_at_ends(asked), self._ends.update)
+        return found
+
+    def _look_at_ends(self, names: Sequence[str]) -> dict[str, int]:
+        return {name: self._consumer.get_watermark_offsets(self._at(name), timeout=_ASK_SECS)[1] for name in names}
+
+    def close(self) -> None:
+        """Store what is to be committed, unless the brokers need longer than two seconds, and close the consumer."""
+        until = time.monotonic() + _CLOSE_SECS
+        self._asked.clear()
+        while True:
+            self.commit({})
+            left = until - time.monotonic()
+            last = [self._answer[1]] if self._answer is not None else []
+            if not last or left <= 0 or not wait(last, left).done:
+                break
+
+        def end() -> None:
+            wait(last)
+            self._consumer.close()
+
+        Thread(target=end, name="kafka-close", daemon=True).start()
+
+
+def _fulfill(future: Future[Any], question: Callable[[], Any]) -> None:
+    try:
+        future.set_result(question())
+    except BaseException as error:
+        future.set_exception(error)
