@@ -34,6 +34,14 @@ class Bolt(Component):
     """Fail the tuple when ``process`` raises; without it, the tuple times out."""
     async_window: ClassVar[int] = 64
     _kind = "bolt"
+    _is_full: bool = False
+    """Whether no tuple may come (of blocking bolts): the worker calls :meth:`_make_room` meanwhile."""
+
+    _room_at: int = 0
+    """Time, as of ``context.now_ms()``, before which that does nothing."""
+
+    def _make_room(self) -> None:
+        """Do what ends :attr:`_is_full`, if that can be done now."""
 
     def _begin(self) -> None:
         """Begin a transaction of the state (of bolts with state)."""

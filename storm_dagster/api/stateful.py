@@ -59,6 +59,7 @@ class StatefulBolt(Bolt):
     """Overrides how the state is divided."""
     message_id: ClassVar[str | Sequence[str] | None] = None
     """Fields whose values make the id of a tuple on its stream. Needs inputs grouped by fields."""
+    _sink_batches: Any = None
 
     def process_again(self, tup: Tuple) -> None:
         """Handle a tuple that was applied before: emit again what downstream needs; by default nothing."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storm_dagster.connectors.kafka_source import KafkaSource
+    from storm_dagster.connectors.postgres import PostgresSink
     from storm_dagster.connectors.settings import client_settings
+    from storm_dagster.connectors.sinks import Rejected, Retry, Row, Sink, SinkBolt
     from storm_dagster.connectors.source_spout import SourceSpout
     from storm_dagster.connectors.sources import Lag, Source
     from storm_dagster.connectors.tracking import PartitionEnd, Retries, SourceRecord
@@ -19,7 +21,9 @@ _PUBLIC = {
     name: module
     for module, names in {
         "kafka_source": "KafkaSource",
+        "postgres": "PostgresSink",
         "settings": "client_settings",
+        "sinks": "Rejected Retry Row Sink SinkBolt",
         "source_spout": "SourceSpout",
         "sources": "Lag Source",
         "tracking": "PartitionEnd Retries SourceRecord",
@@ -27,7 +31,22 @@ _PUBLIC = {
     for name in names.split()
 }
 
-__all__ = ["KafkaSource", "Lag", "PartitionEnd", "Retries", "Source", "SourceRecord", "SourceSpout", "client_settings"]
+__all__ = [
+    "KafkaSource",
+    "Lag",
+    "PartitionEnd",
+    "PostgresSink",
+    "Rejected",
+    "Retries",
+    "Retry",
+    "Row",
+    "Sink",
+    "SinkBolt",
+    "Source",
+    "SourceRecord",
+    "SourceSpout",
+    "client_settings",
+]
 
 
 def __getattr__(name: str) -> Any:

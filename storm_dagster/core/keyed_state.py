@@ -52,6 +52,9 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     """(number, what a window emitted)."""
     confirmed: list[int] = []
     """Numbers of results whose trees are complete."""
+    batches: list[tuple[str, int, list[tuple[int, Any]]]] = []
+    """(owner, token, ids as in ``ids``) of batches that are written to a sink from now on. An owner has one: a new one
+    replaces it, and one without ids removes it."""
 
 
 _decoder = msgspec.msgpack.Decoder(Checkpoint, ext_hook=decode_extension)
@@ -89,6 +92,10 @@ def _stored(record: Checkpoint, odd: bool) -> bytes:
             removed=[stored_key(key, odd) for key in record.removed],
             ids=[(number, stored_key(name, odd)) for number, name in record.ids],
             old_ids=[(number, stored_key(name, odd)) for number, name in record.old_ids],
+            batches=[
+                (owner, token, [(number, stored_key(name, odd)) for number, name in ids])
+                for owner, token, ids in record.batches
+            ],
         )
     )
 
@@ -203,6 +210,8 @@ class Contents:
     windows: Position | None = None
     results: dict[int, msgspec.Raw] = field(default_factory=dict)
     """Number -> what a window emitted, until its tree is complete."""
+    batches: dict[str, tuple[int, dict[Any, int]]] = field(default_factory=dict)
+    """Owner -> (token, ids) of the batch that it was writing to a sink: whether it has is known by the sink alone."""
     encoded: bool = False
     """Whether values stay as they are in the log, which is enough to write it again."""
 
@@ -220,6 +229,7 @@ class Contents:
             self.old_ids = {key_of(name): number for number, name in record.old_ids}
             self.held.clear()
             self.results.clear()
+            self.batches.clear()
         if record.rotated:
             self.old_ids, self.ids = self.ids, {}
         for key in record.removed:
@@ -237,6 +247,10 @@ class Contents:
             self.results.pop(number, None)
         for number, raw in record.results:
             self.results[number] = raw.copy()
+        for owner, token, ids in record.batches:
+            self.batches[owner] = token, {key_of(name): number for number, name in ids}
+            if not ids:
+                del self.batches[owner]
         self.windows = record.windows or self.windows
 
     def snapshot(self) -> Iterator[Checkpoint]:
@@ -254,6 +268,8 @@ class Contents:
             yield Checkpoint(held=[(number, owner, raw) for number, (owner, raw) in held])
         for results in _parts(self.results.items()):
             yield Checkpoint(results=results)
+        for owner, (token, names) in self.batches.items():
+            yield Checkpoint(batches=[(owner, token, [(number, name) for name, number in names.items()])])
 
 
 @dataclass(frozen=True)
@@ -273,7 +289,8 @@ class Partitioning:
     ) -> Contents:
         """Contents of task ``index``, taken from the tasks of the partitioning before, given as (index, contents).
 
-        Values that several of them had under one key are merged. Tuples of windows go where their keys go, and what
+        Values that several of them had under one key are merged. Ids of a batch that was being written go where their
+        tuples go. Tuples of windows go where their keys go, and what
         windows have emitted is sent by the task of the same index.
         """
         found = Contents()
@@ -299,6 +316,12 @@ class Partitioning:
                 mine.update(
                     {name: number for name, number in ids.items() if not self.by_key or number % self.tasks == index}
                 )
+            for owner, (token, names) in contents.batches.items():
+                mine = {
+                    name: number for name, number in names.items() if not self.by_key or number % self.tasks == index
+                }
+                if mine:
+                    found.batches.setdefault(owner, (token, {}))[1].update(mine)
         owners = {id(entry): owner for entry, owner in moved}
         for number, entry in enumerate(in_order(entry for entry, _ in moved)):
             found.held[number] = (owners[id(entry)], encode_entry(entry))

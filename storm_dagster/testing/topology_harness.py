@@ -246,9 +246,12 @@ class TopologyHarness:
                     runner.poll_now()
             worked = self.engine.run(now)
             starting = "starting" in self.engine.statuses().values()
-            if worked or starting or not self.engine.drained():
+            busy = [runner for runner in self.engine.runners.values() if runner.busy_elsewhere()]
+            # What waits in a sink's task for its next try is idle: time has to pass.
+            held = any(getattr(each, "_room_at", 0) > self.shared.now_ms() for each in self._instances())
+            bolts = any(runner.kind == "bolt" for runner in busy)
+            if worked or starting or bolts or not (held or self.engine.drained()):
                 quiet = 0
-                busy = [runner for runner in self.engine.runners.values() if runner.busy_elsewhere()]
                 if starting or busy:
                     time.sleep(0.001)
                     opening = any(runner.status == "starting" for runner in busy)
@@ -258,6 +261,9 @@ class TopologyHarness:
             else:
                 quiet += 1
         return self._result()
+
+    def _instances(self) -> list[Any]:
+        return [runner.instance for runner in self.engine.runners.values()]
 
     def _result(self) -> HarnessResult:
         recorder = self.tasks(_RECORDER)[0]

@@ -123,7 +123,8 @@ def writes() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if not any(f"{name}(" in text for name in WRITERS):
+        # Connectors reach no ZooKeeper (test_import_direction): their transactions are those of databases.
+        if "connectors" in path.parts or not any(f"{name}(" in text for name in WRITERS):
             continue
         name = path.relative_to(PACKAGE).as_posix()
         for place, node in _calls(ast.parse(text), [], ""):

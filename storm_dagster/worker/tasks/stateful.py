@@ -16,6 +16,7 @@ from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, e
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
+from storm_dagster.worker.tasks.sink_batches import SinkBatches
 from storm_dagster.worker.tasks.state_log import StateLog
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ class StateDriver:
         self.state = KeyedState(log.contents, log.division, log.index)
         if isinstance(bolt, StatefulBolt):
             bolt.state = self.state
+            bolt._sink_batches = SinkBatches(self)
         self.pending_acks: list[Tuple] = []
         """Acks deferred to the next checkpoint."""
         self._process = bolt.process
@@ -240,7 +242,7 @@ class StateDriver:
             return
         self.state._begin()
         contents = self.log.contents
-        name = self._id_of(tup)
+        name = self.id_of(tup)
         known = name is not None and (name in contents.ids or name in contents.old_ids)
         try:
             if known:
@@ -278,15 +280,16 @@ class StateDriver:
         self.runner.call_in_loop(lambda: self.runner.shared.redirect(tup, task))
         return True
 
-    def _id_of(self, tup: Tuple) -> Any:
+    def id_of(self, tup: Tuple) -> Any:
+        """Id of a tuple by the bolt's ``message_id``; ``None`` without one."""
         places = self._id_at.get((tup.component, tup.stream))
         return None if places is None else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
 
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint, which also saves its id."""
-        name = self._id_of(tup)
+        name = self.id_of(tup)
         if name is not None:
-            number = self._key_hash(tup, self._id_at[(tup.component, tup.stream)][1])
+            number = self.key_hash(tup)
             # Checked now: one that cannot be saved fails its own tuple, not all of the checkpoint.
             stored_key(name)
             self._ids[name] = (number, name)
@@ -302,9 +305,13 @@ class StateDriver:
     def _withdraw(self, tup: Tuple) -> None:
         if tup in self.pending_acks:
             self.pending_acks.remove(tup)
-            name = self._id_of(tup)
+            name = self.id_of(tup)
             self._ids.pop(name, None)
             self.log.contents.ids.pop(name, None)
+
+    def key_hash(self, tup: Tuple) -> int:
+        """Hash of the grouping key of a tuple that has an id."""
+        return self._key_hash(tup, self._id_at[(tup.component, tup.stream)][1])
 
     def _key_hash(self, tup: Tuple, places: list[int]) -> int:
         key = [tup.values[at] for at in places]
@@ -375,11 +382,9 @@ class StateDriver:
             if state.changed or self._ids or record.windows is not None:
                 self.log.append(record)
         except Exception as error:
-            self._failed = True
             for tup in pending_acks:
                 self._fail(tup)
-            self.runner.report(error, "checkpoint")
-            self.runner.crashed = True
+            self.crash(error)
             return
         state.changed, self._ids = {}, {}
         for tup in pending_acks:
@@ -404,6 +409,12 @@ class StateDriver:
         }
         watermark = self.windows.windows.watermark if self.windows is not None else None
         return found if watermark is None else {**found, "watermark_ms": watermark}
+
+    def crash(self, error: Exception) -> None:
+        """Report that state could not be saved; the task restarts."""
+        self._failed = True
+        self.runner.report(error, "checkpoint")
+        self.runner.crashed = True
 
     def abandon(self) -> None:
         """Close without a checkpoint, and fail the tuples since the last one: the task crashed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import queue
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,14 @@ class BlockingBoltRunner(ThreadMixin):
                 self.inbox.put(TICK)
         return worked
 
+    def busy_elsewhere(self) -> bool:
+        """Whether the thread has work, and does not only wait until a full bolt tries again."""
+        if self.instance is not None and self.shared.now_ms() < self.instance._room_at:
+            return False
+        if self._thread is None:
+            return False
+        return super().busy_elsewhere() or not self.inbox.empty() or bool(self._calls)
+
     def _done(self, batch: list[Tuple], nanos: int) -> None:
         number = len(batch)
         self.in_flight -= number
@@ -75,13 +84,20 @@ class BlockingBoltRunner(ThreadMixin):
                 self.call_in_loop(lambda batch=batch, nanos=nanos: self._done(batch, nanos))
                 batch, nanos = [], 0
             if tup is None:
-                tup = inbox.get()
+                try:
+                    tup = inbox.get(timeout=self.state.idle_secs() if self.state is not None else None)
+                except queue.Empty:
+                    # Acks wait for the checkpoint of a task that has nothing else to do.
+                    self.await_lease()
+                    if self.state is not None:
+                        self.state.on_idle()
+                    continue
             if tup is STOP:
                 return
-            while isinstance(tup, Tuple) and not (self.may_begin() or self._stopping or self.shared.closing):
+            while isinstance(tup, Tuple) and not (self._may_take(bolt) or self._stopping or self.shared.closing):
                 time.sleep(0.002)
             self.await_lease()
-            if self._detached or self.shared.closing:
+            if self._detached or self.shared.closing or self.crashed:
                 self.fail_later(tup)
                 continue
             begin = clock()
@@ -118,6 +134,20 @@ class BlockingBoltRunner(ThreadMixin):
                 self.state.on_idle()
         if batch:
             self.call_in_loop(lambda: self._done(batch, nanos))
+
+    def _may_take(self, bolt: Any) -> bool:
+        """Whether back pressure, and a bolt that may be full itself, let a tuple come."""
+        if not self.may_begin():
+            return False
+        if not bolt._is_full:
+            return True
+        self._calls[0] = (time.perf_counter(), "write", None)
+        try:
+            bolt._make_room()
+        except self.shared.catches as error:
+            self.on_error(error, "write")
+        self._calls.clear()
+        return self.crashed or not bolt._is_full
 
     def _rest(self, emitted: int) -> None:
         if self.held and self._emitted > emitted + 1:

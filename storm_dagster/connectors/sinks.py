@@ -1,0 +1,326 @@
+"""Bolts that write what they receive to a system outside: databases, files, brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from storm_dagster.api.stateful import StatefulBolt
+from storm_dagster.api.streams import Outputs, Stream
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
+
+__all__ = ["Rejected", "Retry", "Row", "Sink", "SinkBolt"]
+
+_LEAST_PAUSE_MS, _MOST_PAUSE_MS, _TELL_MS = 500, 10_000, 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a batch."""
+
+    values: Mapping[str, Any]
+    """Value of each field."""
+    id: str | None = None
+    """The values of ``record_id`` as text: the same when the row comes again."""
+
+
+class Sink(Protocol):
+    """What a :class:`SinkBolt` writes to: one for each task, called by the task's own thread only. Its methods may block."""
+
+    def open(self, owner: str) -> int | None:
+        """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that cannot be told.
+
+        ``owner`` names the task, and is empty if rows may be written twice. Nothing that an earlier connection of the
+        owner began may be written from now on.
+        """
+        ...
+
+    def write(self, rows: Sequence[Row], token: int) -> None:
+        """Make all rows durable, with the token, or raise.
+
+        :class:`Retry` if none is written and the same call shall come again, :class:`Rejected` if some can never be
+        written: the call comes again without them. After any other error the sink is closed, and opened again: what
+        its :meth:`open` returns tells whether the rows are written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Disconnect, also after an error; it waits for nothing."""
+        ...
+
+
+class Retry(Exception):
+    """The sink takes nothing now: spouts are held back, and the write comes again ``after`` seconds."""
+
+    def __init__(self, after: float, why: str = "the sink is busy") -> None:
+        super().__init__(f"{why}; tried again after {after:g} s")
+        self.after: float = after
+
+
+class Rejected(Exception):
+    """The sink refuses rows, which would fail every time: index in the batch -> why."""
+
+    def __init__(self, rows: Mapping[int, str]) -> None:
+        super().__init__(f"{len(rows)} rows are refused: {next(iter(rows.values()), '')}")
+        self.rows: dict[int, str] = dict(rows)
+
+
+@contextmanager
+def client_library(extra: str) -> Iterator[None]:
+    """Import a client library in the block; :class:`MissingPart` names the ``extra`` that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPart(
+            f"{error.name or error} is not installed on this host: pip install storm-dagster[{extra}]"
+        ) from None
+
+
+@dataclass(slots=True)
+class _Entry:
+    row: Row
+    tups: list[Tuple] = field(default_factory=list)
+    """The tuple, and copies of it that came while it waited."""
+
+
+class SinkBolt(StatefulBolt):
+    """A bolt that gathers rows, writes them to a :class:`Sink`, and acks them then. Define :meth:`make_sink`.
+
+    A batch is written when it has ``batch_rows`` rows or ``batch_bytes`` bytes (strings and bytes; any other value
+    counts as eight), or is ``batch_secs`` old. While the sink cannot be reached, the task takes no tuples, so that spouts are
+    held back; the batch is tried again every 0.5 to 10 s, and the error is reported once a minute.
+
+    Rows that the sink refuses are emitted one by one on the stream ``rejected``, with the reason, and acked.
+
+    With ``exactly_once`` each row is written once, if the sink keeps tokens: a checkpoint of the batch's token and ids, the
+    write, the acks. It needs a ``record_id``, and inputs grouped by fields unless the bolt has one task; state is kept in
+    ``topology.state.dir``. Otherwise a row is written at least once, and no state is needed.
+    """
+
+    blocking = True
+    auto_ack = False
+    outputs: ClassVar[Outputs] = [Stream(["row", "reason"], "rejected")]
+    record_id: ClassVar[str | Sequence[str] | None] = None
+    """Fields whose values make the id of a record on its stream."""
+    exactly_once: ClassVar[bool] = False
+    """Whether no row is written twice."""
+    batch_rows: ClassVar[int] = 1000
+    batch_bytes: ClassVar[int] = 4 << 20
+    batch_secs: ClassVar[float] = 1.0
+    _keeps_state: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.exactly_once and not cls.record_id:
+            raise InvalidTopology(f"{cls.__name__} is exactly_once without ids: set record_id to the fields of one")
+        cls._keeps_state = cls.exactly_once
+        cls.message_id = cls.record_id if cls.exactly_once else None
+
+    @classmethod
+    def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Conf of the tick that writes the last rows of a quiet stream."""
+        return {"topology.tick.tuple.freq.secs": cls.batch_secs / 2}
+
+    def make_sink(self) -> Sink:
+        """A new sink, of ``self.conf``; it connects when it is opened."""
+        raise InvalidTopology(f"{type(self).__name__} does not define make_sink(self)")
+
+    def row_of(self, tup: Tuple) -> Mapping[str, Any] | None:
+        """The values to write: by default those of the tuple, by field. ``None``: nothing. A tuple for which it raises
+        is rejected."""
+        return self.named(tup)
+
+    def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
+        """Begin without a connection: the first tuple or tick makes it."""
+        named = [self.record_id] if isinstance(self.record_id, str) else self.record_id or ()
+        self._id_fields: list[str] = list(named)
+        self._sink: Sink | None = None
+        self._entries: list[_Entry] = []
+        self._known: dict[Any, _Entry] = {}
+        self._size = self._since = self._token = self._room_at = 0
+        self._pause = _LEAST_PAUSE_MS
+        self._writing: list[_Entry] = []
+        """The batch that is being written; nothing is gathered meanwhile."""
+        self._begun = False
+        """Whether its token and ids are in a checkpoint."""
+        self._told: dict[str, int] = {}
+        self._rows = self._refused = 0
+        self._is_full = True
+
+    def process(self, tup: Tuple) -> None:
+        """Add the tuple to the batch, and write a full one."""
+        name = self._sink_batches.id_of(tup) if self.exactly_once else None
+        if name is not None and name in self._known:
+            self._known[name].tups.append(tup)
+            return
+        try:
+            values = self.row_of(tup)
+            if values is None:
+                self.ack(tup)
+                return
+            entry = _Entry(Row(values, self._text_of_id(tup)), [tup])
+        except Exception as error:
+            self._reject([tup], f"{type(error).__name__}: {error}")
+            return
+        if not self._entries:
+            self._since = self.context.now_ms()
+        self._entries.append(entry)
+        if name is not None:
+            self._known[name] = entry
+        self._size += sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
+        if len(self._entries) >= self.batch_rows or self._size >= self.batch_bytes:
+            self._write_batch()
+
+    def process_again(self, tup: Tuple) -> None:
+        """Ack a tuple whose row is written."""
+        self.ack(tup)
+
+    def process_tick(self, tup: Tuple) -> None:
+        """Write a batch that is old enough, and what could not be written before."""
+        if self._is_full:
+            self._make_room()
+        elif self._entries and self.context.now_ms() - self._since >= self.batch_secs * 900:
+            self._write_batch()
+
+    def _gathered(self) -> list[Tuple]:
+        """Tuples that are not acked, which fail when the task closes."""
+        return [tup for entry in [*self._writing, *self._entries] for tup in entry.tups]
+
+    def close(self) -> None:
+        """Close the sink; what is gathered is replayed."""
+        self._drop_sink()
+
+    def _text_of_id(self, tup: Tuple) -> str | None:
+        if not self._id_fields:
+            return None
+        named = self.named(tup)
+        return "/".join(str(named[each]) for each in self._id_fields)
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def _write_batch(self) -> None:
+        if not self._is_full:
+            self._writing, self._entries = self._entries, []
+            self._known.clear()
+            self._size, self._begun, self._is_full = 0, False, True
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Open the sink and write the batch, if that is due; what fails is tried again later."""
+        now = self.context.now_ms()
+        # Who has lost the task may not write: its new owner does.
+        if now < self._room_at or not self.context.may_write():
+            return
+        try:
+            done = (self._sink is not None or self._open()) and self._write()
+        except Retry as wait:
+            self._room_at = now + round(wait.after * 1000)
+            if now - self._since > _TELL_MS:
+                self._tell(wait)
+        except Exception as error:
+            self._drop_sink()
+            self._room_at, self._pause = now + self._pause, min(2 * self._pause, _MOST_PAUSE_MS)
+            self._tell(error)
+        else:
+            self._pause, self._room_at = _LEAST_PAUSE_MS, 0
+            self._is_full = not done
+
+    def _open(self) -> bool:
+        """Connect, and decide which batches of the time before are written. ``False``: the task restarts."""
+        batches = self._sink_batches
+        me = batches.owner if self.exactly_once else ""
+        undecided = dict(batches.undecided()) if self.exactly_once else {}
+        for owner in sorted(undecided.keys() - {me}):
+            earlier = self.make_sink()
+            try:
+                newest = self._newest(earlier, owner)
+            finally:
+                earlier.close()
+            if not batches.decide(owner, newest >= undecided[owner]):
+                return False
+        self._sink = self.make_sink()
+        self._token = self._newest(self._sink, me)
+        if me in undecided:
+            written = self._token >= undecided[me]
+            if not batches.decide(me, written):
+                return False
+            if written and self._begun:
+                self._finish()
+        self._begun = False
+        return True
+
+    def _newest(self, sink: Sink, owner: str) -> int:
+        newest = sink.open(owner)
+        if newest is None and owner:
+            raise InvalidRequest(
+                f"{type(sink).__name__} cannot tell what it has written, as exactly_once needs it: set "
+                f"{type(self).__name__}.exactly_once = False, or return its newest token from open()"
+            )
+        return newest or 0
+
+    def _write(self) -> bool:
+        assert self._sink is not None
+        while entries := self._writing:
+            tups = [entry.tups[0] for entry in entries]
+            if self.exactly_once and not self._begun and not self._sink_batches.begin(self._token + 1, tups):
+                return False
+            self._begun = True
+            try:
+                self._sink.write([entry.row for entry in entries], self._token + 1)
+            except Rejected as refused:
+                # Without ids of what is not written: a repeated tuple shall be rejected again.
+                self._writing = [entry for at, entry in enumerate(entries) if at not in refused.rows]
+                self._begun = False
+                if len(self._writing) == len(entries):
+                    raise InvalidRequest(
+                        f"{type(self._sink).__name__} rejects no row of the batch: {refused}"
+                    ) from None
+                for at, why in sorted(refused.rows.items()):
+                    self._reject(entries[at].tups, why)
+            else:
+                self._token += 1
+                self._finish()
+        return True
+
+    def _finish(self) -> None:
+        """Ack what is written."""
+        self._rows += len(self._writing)
+        self._bound().ack_all([tup for entry in self._writing for tup in entry.tups])
+        self._writing = []
+        if self.exactly_once:
+            self._sink_batches.save()
+        self.report_metric("rows_written", self._rows)
+
+    def _reject(self, tups: list[Tuple], why: str) -> None:
+        if "rejected" in self.context.streams:
+            self.emit([self.named(tups[0]), why], stream="rejected", anchors=tups)
+        ack: Callable[[Tuple], None] = self._sink_batches.ack_unapplied if self.exactly_once else self.ack
+        for tup in tups:
+            ack(tup)
+        self._refused += 1
+        self.report_metric("rows_rejected", self._refused)
+        self._tell(InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}"))
+
+    def _drop_sink(self) -> None:
+        sink, self._sink = self._sink, None
+        try:
+            if sink is not None:
+                sink.close()
+        except Exception as error:
+            self.logger.warning("closing %s failed: %s", type(sink).__name__, error)
+
+    def _tell(self, error: Exception) -> None:
+        """Report an error, those of a type once a minute."""
+        now, kind = self.context.now_ms(), type(error).__name__
+        if now < self._told.get(kind, 0):
+            return
+        self._told[kind] = now + _TELL_MS
+        if not isinstance(error, InvalidRequest | MissingPart):
+            waiting = len(self._writing)
+            error = Unavailable(
+                f"{waiting} rows and the spouts wait for the sink, which is tried again: {kind}: {error}"
+            )
+        self.raise_exception(error)

@@ -1,0 +1,253 @@
+"""Batches, their acks and tokens, whatever a sink or a worker does."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storm_dagster.api import Bolt, Grouping, Spout, Topology
+from storm_dagster.connectors import Rejected, Retry, Row, SinkBolt
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.testing.topology_harness import TopologyHarness
+
+
+class Store:
+    """A database, and what happens to the writes to it, the last thing first."""
+
+    def __init__(self, plan: Sequence[str] = ()) -> None:
+        self.plan = list(plan)
+        self.rows: list[Any] = []
+        self.ids: list[str | None] = []
+        self.batches: list[int] = []
+        self.tokens: dict[str, int] = defaultdict(int)
+        self.epochs: Counter[str] = Counter()
+
+
+STORE = Store()
+
+
+class StoreSink:
+    def open(self, owner: str) -> int | None:
+        if STORE.plan and STORE.plan[-1] == "away":
+            STORE.plan.pop()
+            raise ConnectionError("the store is away")
+        STORE.epochs[owner] += 1
+        self.owner, self.epoch = owner, STORE.epochs[owner]
+        return STORE.tokens[owner]
+
+    def write(self, rows: Sequence[Row], token: int) -> None:
+        assert self.epoch == STORE.epochs[self.owner] and token > STORE.tokens[self.owner] and rows
+        what = STORE.plan.pop() if STORE.plan else "ok"
+        if what == "retry":
+            raise Retry(after=0.2)
+        if what == "before":
+            raise ConnectionError("nothing is written")
+        if what == "exit before":
+            raise SystemExit("killed before the write")
+        refused = {at: "odd" for at, row in enumerate(rows) if row.values["n"] in REFUSED}
+        if refused:
+            raise Rejected(refused)
+        STORE.rows += [row.values["n"] for row in rows]
+        STORE.ids += [row.id for row in rows]
+        STORE.batches.append(len(rows))
+        STORE.tokens[self.owner] = token
+        if what == "after":
+            raise ConnectionError("all is written, and the answer is lost")
+        if what == "exit after":
+            raise SystemExit("killed after the write")
+
+    def close(self) -> None:
+        self.epoch = 0
+
+
+REFUSED = {13, 14, 33}
+
+
+class Numbers(Spout):
+    outputs = ["key", "n"]
+
+
+class Write(SinkBolt):
+    batch_rows = 7
+    batch_bytes = 200
+
+    def make_sink(self) -> StoreSink:
+        return StoreSink()
+
+
+class WriteOnce(Write):
+    record_id = "n"
+    exactly_once = True
+
+
+class Note(Bolt):
+    seen: ClassVar[list[Any]] = []
+
+    def process(self, tup: Any) -> None:
+        self.seen.append(tup.values)
+
+
+class Once(Topology):
+    numbers = Numbers.spec()
+    write = WriteOnce.spec(inputs={numbers: Grouping.fields("key")}, par=2)
+    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+
+
+class Often(Topology):
+    numbers = Numbers.spec()
+    write = Write.spec(inputs=[numbers], par=2)
+    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+
+
+def run(topology: type[Topology], numbers: Sequence[Any], secs: float = 4.0, times: int = 1, **options: Any) -> Any:
+    """Run until all is acked."""
+    Note.seen.clear()
+    rows = [[f"k{n % 5}", n] for n in numbers]
+    with TopologyHarness(topology, {"numbers": rows}, simulated=True, replays=99, **options) as harness:
+        for _ in range(times):
+            result = harness.advance(secs)
+            if len(result.acked["numbers"]) == len(rows):
+                break
+        return result
+
+
+FEW = settings(max_examples=max(4, settings().max_examples // 2))
+PLAN = st.lists(
+    st.sampled_from(["ok", "retry", "before", "after", "away", "exit before", "exit after"]), min_size=1, max_size=9
+)
+
+
+@FEW
+@given(PLAN)
+def test_every_row_is_written_once_whatever_happens(plan: list[str]) -> None:
+    global STORE
+    STORE = Store(plan)
+    result = run(Once, range(40), times=30)
+    assert sorted(result.acked["numbers"]) == list(range(40)), result.errors
+    assert Counter(STORE.rows) == Counter(set(range(40)) - REFUSED)
+    assert STORE.ids == [str(n) for n in STORE.rows]
+    assert {row["n"]: why for row, why in Note.seen} == dict.fromkeys(REFUSED, "odd")
+
+
+@FEW
+@given(PLAN)
+def test_without_tokens_every_row_is_written_and_nothing_is_acked_before(plan: list[str]) -> None:
+    global STORE
+    STORE = Store(plan)
+    result = run(Often, range(40), times=30)
+    assert sorted(result.acked["numbers"]) == list(range(40)), result.errors
+    assert set(STORE.rows) == set(range(40)) - REFUSED
+    assert {row["n"] for row, _ in Note.seen} == REFUSED
+
+
+def test_a_row_that_comes_twice_is_written_once() -> None:
+    """While it waits in a batch, and later."""
+    global STORE
+    STORE = Store()
+    result = run(Once, [1, 2, 1, *range(20), 1, 2])
+    assert len(result.acked["numbers"]) == 25 and Counter(STORE.rows) == Counter(set(range(20)) - REFUSED)
+
+
+def test_a_batch_has_a_number_of_rows_of_bytes_and_an_age() -> None:
+    global STORE
+
+    class Limits(Topology):
+        numbers = Numbers.spec()
+        write = Write.spec(inputs=[numbers])
+
+    STORE = Store()
+    rows = [["x" * 150, n] for n in range(3)] + [["", n] for n in range(20, 29)]
+    with TopologyHarness(Limits, {"numbers": rows}, simulated=True) as harness:
+        harness.run()
+        # 158 and 316 bytes; one row of 158 with those of 8 that fit beside it; then seven rows.
+        assert STORE.batches == [2, 7]
+        assert len(harness.advance(0.8).acked["numbers"]) == 9
+        assert len(harness.advance(0.8).acked["numbers"]) == 12
+    assert STORE.batches == [2, 7, 3]
+
+
+def test_a_sink_that_is_away_is_told_once_a_minute_and_holds_its_tuples_back() -> None:
+    global STORE
+    STORE = Store(["before", "away"] * 200)
+    rows = [["a", n] for n in range(100, 150)]
+    with TopologyHarness(
+        Often, {"numbers": rows}, simulated=True, conf={"topology.message.timeout.secs": 900}
+    ) as harness:
+        for _ in range(24):
+            harness.clock.secs += 5  # type: ignore[union-attr]
+            harness.engine.run(harness.shared.clock())
+            time.sleep(0.02)
+        tasks = harness.tasks("write")
+        assert all(len(task._gathered()) <= 7 for task in tasks) and not STORE.rows
+        told = [str(error) for component, error in harness.errors if component == "write"]
+        assert 1 <= len(told) <= 2 * 2 * 3 and all("rows and the spouts wait for the sink" in text for text in told)
+        STORE.plan.clear()
+        for _ in range(10):
+            result = harness.advance(11)
+        assert len(result.acked["numbers"]) == 50 and sorted(STORE.rows) == list(range(100, 150))
+
+
+def test_a_row_that_cannot_be_made_is_rejected_and_one_that_is_none_is_acked() -> None:
+    global STORE
+
+    STORE = Store()
+    result = run(Odd, range(4))
+    assert len(result.acked["numbers"]) == 4 and STORE.rows == [2, 3]
+    assert [[row["n"], why] for row, why in Note.seen] == [[0, "ZeroDivisionError: division by zero"]]
+
+
+class WriteOdd(Write):
+    def row_of(self, tup: Any) -> Any:
+        n = tup.values[1]
+        return None if 1 / n == 1 else {"n": n}
+
+
+class Odd(Topology):
+    numbers = Numbers.spec()
+    write = WriteOdd.spec(inputs=[numbers])
+    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+
+
+def test_exactly_once_needs_ids_and_a_sink_with_tokens() -> None:
+    with pytest.raises(InvalidTopology, match="set record_id"):
+        type("Bad", (SinkBolt,), {"exactly_once": True})
+
+
+# -- the batches in a log -------------------------------------------------------------------------------------
+
+NAMES = st.dictionaries(st.tuples(st.text(max_size=2), st.integers(0, 50)), st.integers(0, 2**40), max_size=6)
+RECORDS = st.lists(st.tuples(st.sampled_from(["a/1.0", "a/1.1"]), st.integers(1, 9), NAMES), max_size=6)
+
+
+@given(RECORDS, st.integers(1, 4))
+def test_batches_are_in_the_log_and_go_where_their_tuples_go(records: list[Any], tasks: int) -> None:
+    contents, expected = Contents(), {}
+    for owner, token, names in records:
+        record = Checkpoint(batches=[(owner, token, [(at, name) for name, at in names.items()])])
+        (read,) = read_log(frame(record), "log")
+        contents.apply(read)
+        expected[owner] = (token, names)
+        if not names:
+            del expected[owner]
+    assert contents.batches == expected
+    again = Contents()
+    for record in read_log(b"".join(map(frame, contents.snapshot())), "log"):
+        again.apply(record)
+    assert again.batches == expected
+    shared = [
+        Partitioning(tasks, True).share(index, [(0, contents)], lambda key, values: None) for index in range(tasks)
+    ]
+    for owner, (token, names) in expected.items():
+        parts = [each.batches[owner] for each in shared if owner in each.batches]
+        assert {part[0] for part in parts} == {token}
+        assert sum(len(part[1]) for part in parts) == len(names)
+        assert {name: at for part in parts for name, at in part[1].items()} == names
+    for index, each in enumerate(shared):
+        assert all(at % tasks == index for _, names in each.batches.values() for at in names.values())
