@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from storm_dagster.connectors.files import FileSink
     from storm_dagster.connectors.kafka_source import KafkaSource
     from storm_dagster.connectors.postgres import PostgresSink
     from storm_dagster.connectors.settings import client_settings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     name: module
     for module, names in {
+        "files": "FileSink",
         "kafka_source": "KafkaSource",
         "postgres": "PostgresSink",
         "settings": "client_settings",
@@ -32,6 +34,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "FileSink",
     "KafkaSource",
     "Lag",
     "PartitionEnd",

@@ -1,0 +1,176 @@
+"""Files as a sink: JSON lines, CSV and Parquet, in a folder or in object storage."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import msgspec
+
+from storm_dagster.connectors.settings import client_settings
+from storm_dagster.connectors.sinks import Rejected, Row, client_library
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+
+__all__ = ["FileSink"]
+
+_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
+"""Stores where a file appears when all of it is written. Elsewhere it gets its name then."""
+_NAME = re.compile(r"-(\d{12})-[0-9a-f]{16}\.\w+$")
+
+
+class FileSink:
+    """Writes each batch to a file of its own below ``url``: ``OWNER-TOKEN-OPENING.jsonl``. Other than local files need their
+    fsspec package; for ``s3://`` the extra ``s3`` has it.
+
+    A file is there with all of its rows or not at all. The newest token of a task is in its newest file: leave that one
+    when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``. ``conf`` has the options of
+    the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
+    """
+
+    def __init__(
+        self,
+        conf: Mapping[str, Any],
+        url: str,
+        format: Literal["jsonl", "csv", "parquet"] = "jsonl",
+        *,
+        prefix: str = "files.",
+    ) -> None:
+        if format not in _FORMATS:
+            raise InvalidRequest(f"{format!r} is not a format of files: use one of {', '.join(_FORMATS)}")
+        self._conf, self._url, self._prefix, self._format = conf, url, prefix, format
+        self._fs: Any = None
+
+    def open(self, owner: str) -> int | None:
+        """Find the newest file of the owner. On a file system, an earlier opening of the owner can finish no file any more;
+        object storage has no means for that, there ``SinkBolt`` writes only while its worker's lease is valid."""
+        import fsspec
+
+        # The error of another file system names its package itself.
+        with client_library("s3") if self._url.startswith("s3") else nullcontext():
+            options = {"use_listings_cache": False, **client_settings(self._conf, self._prefix)}
+            self._fs, self._folder = fsspec.url_to_fs(self._url, **options)
+        fs, me = self._fs, file_name_of(owner)
+        protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
+        self._staging, self._opening = "", secrets.token_hex(8)
+        self._name = me or "part"
+        if not protocols & _WHOLE:
+            self._folder = self._folder.rstrip("/")
+            staging = f"{self._folder}/_staging"
+            fs.makedirs(staging, exist_ok=True)
+            for earlier in fs.glob(f"{staging}/{me}-*") if me else ():
+                # Renamed as a whole: what is written there now has no path to its name any more.
+                gone = f"{staging}/gone-{secrets.token_hex(8)}"
+                fs.mv(earlier, gone, recursive=True)
+                fs.rm(gone, recursive=True)
+            self._staging = f"{staging}/{self._name}-{self._opening}"
+            fs.makedirs(self._staging)
+        if not owner:
+            return None
+        fs.invalidate_cache()
+        found = [_NAME.search(path) for path in fs.glob(f"{self._folder}/{me}-*")]
+        return max((int(each[1]) for each in found if each), default=0)
+
+    def write(self, rows: Sequence[Row], token: int) -> None:
+        """Write the file of a batch."""
+        data = encode_rows([row.values for row in rows], self._format)
+        name = f"{self._name}-{token:012d}-{self._opening}.{self._format}"
+        target = f"{self._folder}/{name}"
+        if not self._staging:
+            self._fs.pipe_file(target, data)
+            return
+        try:
+            with self._fs.open(f"{self._staging}/{name}", "wb") as file:
+                file.write(data)
+                file.flush()
+                if hasattr(file, "fileno"):
+                    os.fsync(file.fileno())
+            self._fs.mv(f"{self._staging}/{name}", target)
+            if isinstance(self._fs.protocol, tuple) and "file" in self._fs.protocol:
+                # The name, too, shall survive a power cut.
+                folder = os.open(self._folder, os.O_RDONLY)
+                os.fsync(folder)
+                os.close(folder)
+        except FileNotFoundError as error:
+            raise Unavailable(
+                f"{self._name} was opened elsewhere, and writes to {self._url} from there: {error}"
+            ) from None
+
+    def close(self) -> None:
+        """Remove the folder of unfinished files."""
+        if self._fs is not None and self._staging and self._fs.exists(self._staging):
+            self._fs.rm(self._staging, recursive=True)
+
+
+def file_name_of(owner: str) -> str:
+    """A part of file names for an owner, in letters that every store takes; another one for another owner."""
+    return re.sub(r"[^A-Za-z0-9.]", lambda found: f"_{ord(found[0]):x}_", owner)
+
+
+def encode_rows(rows: Sequence[Mapping[str, Any]], format: str) -> bytes:
+    """The content of a file; :class:`Rejected` names rows that have no place in it, such as text below numbers."""
+    encode = _FORMATS[format]
+    kept: list[Mapping[str, Any]] = []
+    refused: dict[int, str] = {}
+
+    def fits(part: Sequence[Mapping[str, Any]]) -> bytes:
+        data = encode([*kept, *part])
+        kept.extend(part)
+        return data
+
+    def keep(first: int, part: Sequence[Mapping[str, Any]]) -> None:
+        """Find the rows that do not fit to those before them, by halves."""
+        try:
+            fits(part)
+        except Exception as error:
+            if len(part) == 1:
+                refused[first] = f"{type(error).__name__}: {error}"
+                return
+            middle = len(part) // 2
+            keep(first, part[:middle])
+            keep(first + middle, part[middle:])
+
+    try:
+        return fits(rows)
+    except Exception:
+        keep(0, rows)
+        raise Rejected(refused) from None
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All fields, in the order in which they come."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, _columns(rows))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)})
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+_FORMATS: dict[str, Callable[[Sequence[Mapping[str, Any]]], bytes]] = {
+    "jsonl": _jsonl,
+    "csv": _csv,
+    "parquet": _parquet,
+}

@@ -1,0 +1,162 @@
+"""Files that are whole or not there, on a file system and on an S3 server."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+from pyarrow import parquet
+
+from storm_dagster.connectors import FileSink, Rejected, Row
+from storm_dagster.connectors.files import encode_rows, file_name_of
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+
+
+def numbers(*found: int) -> list[Row]:
+    return [Row({"n": n}) for n in found]
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
+    """(conf, URL, file system)."""
+    if request.param == "file":
+        return {}, str(tmp_path / "out"), fsspec.filesystem("file")
+    (tmp_path / "secret").write_text("test\n")
+    endpoint = request.getfixturevalue("s3_server")
+    conf = {"files.endpoint_url": endpoint, "files.key": "test", "files.secret.file": str(tmp_path / "secret")}
+    fs = fsspec.filesystem("s3", endpoint_url=endpoint, key="test", secret="test", use_listings_cache=False)
+    bucket = f"b-{abs(hash(tmp_path))}"
+    fs.mkdir(bucket)
+    return conf, f"s3://{bucket}/out", fs
+
+
+def lines_of(fs: Any, url: str) -> list[int]:
+    """The numbers in the files, in the order of their names."""
+    found: list[int] = []
+    for path in sorted(fs.glob(f"{url.removeprefix('s3://')}/*.jsonl")):
+        found += [json.loads(line)["n"] for line in fs.cat_file(path).splitlines()]
+    return found
+
+
+def test_the_newest_token_is_in_the_name_of_the_newest_file(where: tuple[dict[str, Any], str, Any]) -> None:
+    conf, url, fs = where
+    sink, other, again = (FileSink(conf, url) for _ in range(3))
+    assert (sink.open("t/a/1.0"), other.open("t/a/1.1")) == (0, 0)
+    sink.write(numbers(1, 2), 1)
+    sink.write(numbers(3), 2)
+    sink.write(numbers(3), 2)  # The answer was lost.
+    other.write(numbers(4), 1)
+    sink.close()
+    assert again.open("t/a/1.0") == 2
+    again.write(numbers(5), 3)
+    assert FileSink(conf, url).open("t/a/1.0") == 3
+    assert sorted(lines_of(fs, url)) == [1, 2, 3, 4, 5]
+
+
+def test_without_an_owner_no_file_takes_the_place_of_another(where: tuple[dict[str, Any], str, Any]) -> None:
+    conf, url, fs = where
+    for n in range(3):
+        sink = FileSink(conf, url)
+        assert sink.open("") is None
+        sink.write(numbers(n), 1)
+        sink.close()
+    assert sorted(lines_of(fs, url)) == [0, 1, 2]
+
+
+def test_an_earlier_opening_finishes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = str(tmp_path / "out")
+    first, second = FileSink({}, url), FileSink({}, url)
+    first.open("me")
+    first.write(numbers(1), 1)
+    assert second.open("me") == 1
+    with pytest.raises(Unavailable, match="opened elsewhere"):
+        first.write(numbers(2), 2)
+    # It stands between the file and its name when another one opens.
+    fsync = os.fsync
+
+    def overtaken(file: int) -> None:
+        monkeypatch.undo()
+        fsync(file)
+        assert FileSink({}, url).open("me") == 1
+
+    monkeypatch.setattr("os.fsync", overtaken)
+    with pytest.raises(Unavailable):
+        second.write(numbers(3), 2)
+    assert lines_of(fsspec.filesystem("file"), url) == [1]
+
+
+def test_no_part_of_a_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = FileSink({}, f"file://{tmp_path}/out")
+    sink.open("me")
+    monkeypatch.setattr("os.fsync", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sink.write(numbers(1), 1)
+    assert not list((tmp_path / "out").glob("me*"))
+    sink.close()
+    assert list((tmp_path / "out" / "_staging").iterdir()) == []
+
+
+ROWS = [{"a": 1, "text": "x"}, {"a": 2, "more": 0.5, "text": 'quo"te\n'}]
+
+
+def test_formats(tmp_path: Path) -> None:
+    assert [json.loads(line) for line in encode_rows(ROWS, "jsonl").splitlines()] == ROWS
+    assert list(csv.DictReader(io.StringIO(encode_rows(ROWS, "csv").decode(), newline=""))) == [
+        {"a": "1", "text": "x", "more": ""},
+        {"a": "2", "text": 'quo"te\n', "more": "0.5"},
+    ]
+    sink = FileSink({}, str(tmp_path), "parquet")
+    sink.open("me")
+    sink.write([Row(values) for values in ROWS], 1)
+    (path,) = tmp_path.glob("me-000000000001-*.parquet")
+    assert parquet.read_table(path).to_pylist() == [
+        {"a": 1, "text": "x", "more": None},
+        {"a": 2, "text": 'quo"te\n', "more": 0.5},
+    ]
+    with pytest.raises(Rejected) as refused:
+        sink.write([Row({"a": n}) for n in (1, "two", 3, 2**70, None)], 2)
+    assert sorted(refused.value.rows) == [1, 3] and len(list(tmp_path.glob("me-*"))) == 1
+    with pytest.raises(InvalidRequest, match="'xml' is not a format"):
+        FileSink({}, "/", "xml")  # type: ignore[arg-type]
+
+
+VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
+FEW = settings(max_examples=max(4, settings().max_examples // 2))
+
+
+@FEW
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), VALUES), min_size=1, max_size=8),
+    st.sampled_from(["jsonl", "csv", "parquet"]),
+)
+def test_what_is_left_when_the_refused_rows_are_gone_is_written(rows: list[dict[str, Any]], format: str) -> None:
+    try:
+        encode_rows(rows, format)
+    except Rejected as refused:
+        assert refused.rows
+        encode_rows([row for at, row in enumerate(rows) if at not in refused.rows], format)
+
+
+@given(st.text(max_size=4), st.text(max_size=4))
+def test_names_of_owners_differ(one: str, other: str) -> None:
+    assert (file_name_of(one) == file_name_of(other)) == (one == other)
+    assert not set(file_name_of(one)) & set("/-%?*[]")
