@@ -7,8 +7,11 @@ at most 100 metrics of a task), never from requests.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+import yaml
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -17,39 +20,14 @@ from starlette.responses import Response
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.latency import prometheus_buckets
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, TopologySnapshot
+from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 _TOPOLOGIES_SECS = 2.0
 """Longest wait for topology masters in one scrape."""
-_TOPOLOGY_COUNTS = (
-    ("storm_topology_emitted", "Tuples emitted since their tasks were opened", "emitted"),
-    ("storm_topology_transferred", "Tuples sent since their tasks were opened", "transferred"),
-    ("storm_topology_acked", "Tuple trees completed", "acked"),
-    ("storm_topology_failed", "Tuple trees failed", "failed"),
-)
-_TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologySnapshot], int]], ...] = (
-    ("storm_topology_workers", "Slots that hold tasks of the topology", lambda one: one.workers_total),
-    ("storm_topology_workers_live", "Of them, those with a live process", lambda one: one.workers_live),
-    ("storm_topology_executors", "Executors", lambda one: one.executors_total),
-    ("storm_topology_tasks", "Tasks", lambda one: one.tasks_total),
-    ("storm_topology_uptime_seconds", "Seconds since the submission", lambda one: one.uptime_secs),
-    ("storm_topology_back_pressure_workers", "Workers that hold its spouts back", lambda one: one.back_pressure),
-)
-_COMPONENT_LOADS: tuple[tuple[str, str, Callable[[ComponentSnapshot], float | None]], ...] = (
-    ("storm_component_waiting_tuples", "Tuples in the queues of its tasks", lambda part: part.waiting),
-    (
-        "storm_component_capacity",
-        "Share of ten minutes that its busiest executor spent in execute",
-        lambda part: part.capacity if part.kind == "bolt" else None,
-    ),
-    ("storm_component_lag", "Sum of the metrics named lag of its tasks", lambda part: part.lag),
-)
-_LATENCIES = (
-    ("storm_component_execute_latency_seconds", "execute", "Time to execute a tuple, of the sampled ones"),
-    ("storm_component_process_latency_seconds", "process", "Time from a tuple to its ack, of the sampled ones"),
-    ("storm_component_complete_latency_seconds", "complete", "Time to complete a tuple tree, of the sampled ones"),
+_TABLE: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
 )
 
 
@@ -126,11 +104,11 @@ class _ClusterMetrics(Collector):
 
     def _topologies(self) -> Iterator[Metric]:
         snapshot = self._reader.snapshots(_TOPOLOGIES_SECS)
-        for name, text, key in _TOPOLOGY_COUNTS:
-            family = CounterMetricFamily(name, text, labels=["topology"])
+        for name, row in _TABLE["counts"].items():
+            family = CounterMetricFamily(name, row["text"], labels=["topology"])
             for one in snapshot:
                 if one.answered:
-                    family.add_metric([one.name], one.totals(ALL_TIME)[key])
+                    family.add_metric([one.name], one.totals(ALL_TIME)[row["of"]])
             yield family
         yield _gauges(
             "storm_topology_complete_latency_seconds",
@@ -151,8 +129,8 @@ class _ClusterMetrics(Collector):
                 if isinstance(value, int | float)
             },
         )
-        for name, text, value in _TOPOLOGY_SIZES:
-            yield _gauges(name, text, "topology", {(one.name,): float(value(one)) for one in snapshot})
+        for name, row in _TABLE["sizes"].items():
+            yield _gauges(name, row["text"], "topology", {(one.name,): getattr(one, row["of"]) for one in snapshot})
 
 
 def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric]:
@@ -163,16 +141,17 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
         for _, part in sorted(one.components.items())
         if not part.is_system
     ]
-    for name, kind, text in _LATENCIES:
-        family = HistogramMetricFamily(name, text, labels=["topology", "component"])
+    for name, row in _TABLE["latencies"].items():
+        family = HistogramMetricFamily(name, row["text"], labels=["topology", "component"])
         for labels, part in parts:
-            if found := part.windows[ALL_TIME].buckets(kind):
+            if found := part.windows[ALL_TIME].buckets(row["of"]):
                 counts, seconds = prometheus_buckets(found)
                 family.add_metric(labels, counts, seconds)
         yield family
-    for name, text, value in _COMPONENT_LOADS:
-        numbers = {labels: number for labels, part in parts if (number := value(part)) is not None}
-        yield _gauges(name, text, "topology component", numbers)
+    for name, row in _TABLE["loads"].items():
+        shown = [(labels, getattr(part, row["of"])) for labels, part in parts if row.get("kind") in (None, part.kind)]
+        numbers = {labels: number for labels, number in shown if number is not None}
+        yield _gauges(name, row["text"], "topology component", numbers)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
