@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from storm_dagster.connectors.settings import client_settings
-from storm_dagster.connectors.sinks import Rejected, Row, client_library
+from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.sinks import Rejected, Row
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["FileSink"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.connectors.settings import client_settings
-from storm_dagster.connectors.sinks import Rejected, Row, client_library
+from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.sinks import Rejected, Row
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:

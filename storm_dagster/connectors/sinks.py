@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -66,17 +65,6 @@ class Rejected(Exception):
     def __init__(self, rows: Mapping[int, str]) -> None:
         super().__init__(f"{len(rows)} rows are refused: {next(iter(rows.values()), '')}")
         self.rows: dict[int, str] = dict(rows)
-
-
-@contextmanager
-def client_library(extra: str) -> Iterator[None]:
-    """Import a client library in the block; :class:`MissingPart` names the ``extra`` that installs it."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingPart(
-            f"{error.name or error} is not installed on this host: pip install storm-dagster[{extra}]"
-        ) from None
 
 
 @dataclass(slots=True)

@@ -227,7 +227,7 @@ def test_a_worker_of_another_user_gets_a_certificate_of_its_own(server: Server, 
         launched = launcher.launch(6900, Work("a-1-1", "a-1-1"), LocalCode(code, "0" * 64))
         assert launched.process.child is not None
         launched.process.child.wait()
-        folder = home / "workers" / launched.worker_id
+        folder = home / "workers" / launched.worker.id
         spec = WorkerSpec.read(folder / "own" / "SPEC.json" if other_user else folder / "SPEC.json")
     finally:
         shutil.rmtree(top)
