@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from storm_dagster.blobstore import BlobMeta, LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
@@ -46,6 +44,9 @@ class NimbusBlobStore:
         self, base: BaseStore, *, status: LeaderStatus, registry: BlobRegistry, replicator: Replicator, minimum: int = 1
     ) -> None:
         self.base = base
+        # Reads are those of this nimbus's own store.
+        self.open, self.read, self.meta = base.open, base.read, base.meta
+        self.keys, self.exists, self.list = base.keys, base.exists, base.list
         self.shared: bool = not isinstance(base, LocalBlobStore)
         self._status = status
         self._registry = registry
@@ -67,26 +68,6 @@ class NimbusBlobStore:
         meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
         self._spread(meta, epoch, self._terms)
         return meta
-
-    def open(self, key: str) -> AbstractContextManager[BinaryIO]:
-        """The content as this nimbus has it."""
-        return self.base.open(key)
-
-    def read(self, key: str) -> bytes:
-        """The whole content, verified."""
-        return self.base.read(key)
-
-    def meta(self, key: str) -> BlobMeta:
-        """Size and hash."""
-        return self.base.meta(key)
-
-    def keys(self, prefix: str = "") -> list[str]:
-        """All keys here that start with ``prefix``."""
-        return self.base.keys(prefix)
-
-    def exists(self, key: str) -> bool:
-        """Whether this nimbus has the blob."""
-        return self.base.exists(key)
 
     def delete(self, key: str, terms: WriteTerms | None = None) -> None:
         """Remove the blob everywhere: registration first, so that no follower fetches it again."""
@@ -136,10 +117,6 @@ class NimbusBlobStore:
             self.base.delete(key)
         except KeyNotFound:
             pass
-
-    def list(self, prefix: str = "") -> Iterator[BlobMeta]:
-        """Descriptions of all blobs here whose key starts with ``prefix``, by key."""
-        yield from self.base.list(prefix)
 
     def _spread(self, meta: BlobMeta, epoch: int, terms: WriteTerms) -> int:
         minimum = self._minimum if terms.minimum is None else terms.minimum

@@ -11,7 +11,7 @@ from thriftpy2.thrift import TApplicationException
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.thrift.access import ThriftPeer
-from storm_dagster.nimbus.thrift.errors import declared_exceptions, failure_text, set_declared
+from storm_dagster.nimbus.thrift.errors import set_declared
 from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
 from storm_dagster.nimbus.thrift.idl import METHODS, decoder, encode_failure, encode_reply, load_idl
 
@@ -38,8 +38,6 @@ class Dispatcher:
         self._handler = handler
         self._check = check
         self._service = load_idl().Nimbus
-        self._methods: dict[str, tuple[Any, Any, Any, dict[str, tuple[str, Any]], list[str]]] = {}
-        self._lock = threading.Lock()
         self._large = threading.BoundedSemaphore(_MOST_LARGE)
 
     def answer(self, frame: bytes, peer: ThriftPeer) -> bytes | None:
@@ -67,18 +65,16 @@ class Dispatcher:
             text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"
             text = text if row is None else f"{name} is not served: {row['refused']}"
             return encode_failure(name, seqid, TApplicationException.UNKNOWN_METHOD, text)
-        args_type, result_type, call, declared, order = self._method(name)
-        args = args_type()
+        args, result = getattr(self._service, f"{name}_args")(), getattr(self._service, f"{name}_result")()
         try:
             args.read(protocol)
         except Exception as error:
             text = f"the arguments of {name} cannot be read: {error}"
             return encode_failure(name, seqid, TApplicationException.PROTOCOL_ERROR, text)
-        result = result_type()
         try:
-            given = [getattr(args, part) for part in order]
+            given = [getattr(args, spec[1]) for _, spec in sorted(args.thrift_spec.items())]
             self._check(peer, name, given)
-            value = call(*given)
+            value = getattr(self._handler, name)(*given)
             if "changes" in row:
                 about = given[0] if given and isinstance(given[0], str) else ""
                 _audit.info("user %r at %s: %s %r: done", peer.user or "anyone", peer.host, name, about[:200])
@@ -86,27 +82,12 @@ class Dispatcher:
                 result.success = value
             return encode_reply(name, seqid, result)
         except StormDagsterError as error:
-            if set_declared(result, error, declared):
+            if set_declared(result, error):
                 return encode_reply(name, seqid, result)
-            return encode_failure(name, seqid, *failure_text(error))
+            text = f"{type(error).__name__}: {error.message}"
+            return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)
         except Exception:
             # The caller learns that it failed, the log what: a traceback may name paths of this host.
             _log.exception("%s failed", name)
             text = f"{name} failed inside nimbus: see its log"
             return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)
-
-    def _method(self, name: str) -> tuple[Any, Any, Any, dict[str, tuple[str, Any]], list[str]]:
-        with self._lock:
-            found = self._methods.get(name)
-            if found is None:
-                args_type = getattr(self._service, f"{name}_args")
-                result_type = getattr(self._service, f"{name}_result")
-                order = [spec[1] for _, spec in sorted(args_type.thrift_spec.items())]
-                found = self._methods[name] = (
-                    args_type,
-                    result_type,
-                    getattr(self._handler, name),
-                    declared_exceptions(result_type),
-                    order,
-                )
-        return found

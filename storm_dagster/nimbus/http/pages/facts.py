@@ -105,7 +105,7 @@ class PageFacts:
             "tasks": tasks[:_MOST_TASKS],
             "more_tasks": max(0, len(tasks) - _MOST_TASKS),
             "metrics": flow.metrics(focus)[:_MOST_TASKS],
-            "workers": flow.workers(Links.of(view)),
+            "workers": flow.workers(Links(view)),
             "events": timeline(topology, errors, self._nimbus.dagster.run_url),
             "errors": errors[:20],
             "focus": focus,
@@ -155,7 +155,7 @@ class PageFacts:
     def hosts(self, request: Request) -> dict[str, Any]:
         """Hosts with their slots, and what runs in each."""
         view, now = self._reader.view(), int(time.time())
-        links = Links.of(view)
+        links = Links(view)
         drawn: list[DrawnSupervisor] = []
         rows: list[dict[str, Any]] = []
         for one in supervisors_of(view, now_secs=now, workers=True):

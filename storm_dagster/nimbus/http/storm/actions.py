@@ -132,7 +132,7 @@ class TopologyActions:
         topology = topology_by_name(view, name)
         host, port = match["host"], int(match["port"])
         stacks = stacks_of_worker(topology, host, port, self._reader.security)
-        base = Links.of(view).base(host)
+        base = Links(view).base(host)
         link = f"{base}/logview?cmd=jstack&workerPort={quote(match['port'])}" if base else ""
         return {"status": "ok", "id": slot, "dumplink": link, "stacks": stacks}
 

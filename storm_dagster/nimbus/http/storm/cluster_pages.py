@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote_plus
 
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 from storm_dagster.model.masking import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encode_query, pretty_secs
+from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import (
     SupervisorSnapshot,
@@ -69,7 +70,7 @@ class ClusterPages:
         """Every supervisor."""
         view = self._reader.view()
         found = supervisors_of(view, now_secs=int(time.time()))
-        links = Links.of(view)
+        links = Links(view)
         return {
             "supervisors": [_supervisor_row(one, links) for one in found],
             "schedulerDisplayResource": _displays(found),
@@ -80,7 +81,7 @@ class ClusterPages:
         if id is None and host is None:
             raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
         view = self._reader.view()
-        links = Links.of(view)
+        links = Links(view)
         found = [
             one
             for one in supervisors_of(view, now_secs=int(time.time()), workers=True)
@@ -197,7 +198,7 @@ def topology_row(one: TopologyView, replication: int, version: str) -> dict[str,
     size = TopologySize.of(one)
     return {
         "id": one.id,
-        "encodedId": encode_query(one.id),
+        "encodedId": quote_plus(one.id),
         "name": one.base.name,
         "owner": one.base.owner,
         "status": one.base.status,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
+from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 _LONGEST_ERROR = 200
@@ -26,11 +25,6 @@ def format_fixed(number: float) -> str:
     return f"{number:.3f}"
 
 
-def encode_query(text: str) -> str:
-    """Encode as a part of a URL's query."""
-    return quote_plus(text)
-
-
 def window_hint(window: str) -> str:
     """A window for people: ``10m 0s``, ``All time``."""
     return "All time" if window == ALL_TIME else pretty_secs(int(window))
@@ -47,17 +41,10 @@ def short_error(text: str) -> str:
 class Links:
     """Links to logs, at the HTTP services of the supervisors and of nimbus itself."""
 
-    def __init__(self, supervisors: Mapping[str, str | None], hosts: Mapping[str, str | None]) -> None:
-        self._supervisors = supervisors
-        self._hosts = hosts
-
-    @staticmethod
-    def of(view: Any) -> Links:
+    def __init__(self, view: ClusterView) -> None:
         """Links into a cluster: by supervisor id, and by host where only that is known."""
-        return Links(
-            {node: info.http for node, info in view.supervisors.items()},
-            {info.host: info.http for info in view.supervisors.values()},
-        )
+        self._supervisors = {node: info.http for node, info in view.supervisors.items()}
+        self._hosts = {info.host: info.http for info in view.supervisors.values()}
 
     def worker(self, topology_id: str, node: str | None, host: str, port: int) -> str:
         """The page of a worker's log; empty while its supervisor has no HTTP service."""

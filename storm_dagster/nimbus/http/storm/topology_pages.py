@@ -5,18 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote_plus
 
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
-from storm_dagster.nimbus.http.storm.formats import (
-    Links,
-    encode_query,
-    format_fixed,
-    pretty_secs,
-    short_error,
-    window_hint,
-)
+from storm_dagster.nimbus.http.storm.formats import Links, format_fixed, pretty_secs, short_error, window_hint
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, ExecutorSnapshot, TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -40,7 +34,7 @@ class TopologyPages:
         self._reader = reader
 
     def _links(self) -> Links:
-        return Links.of(self._reader.view())
+        return Links(self._reader.view())
 
     def page(self, name: str, window: str, sys: bool) -> dict[str, Any]:
         """``/topology/:id``."""
@@ -154,11 +148,11 @@ class TopologyPages:
             )
         return {
             "id": part.id,
-            "encodedId": encode_query(part.id),
+            "encodedId": quote_plus(part.id),
             "name": snapshot.name,
             "user": None,
             "topologyId": snapshot.id,
-            "encodedTopologyId": encode_query(snapshot.id),
+            "encodedTopologyId": quote_plus(snapshot.id),
             "topologyStatus": snapshot.status,
             "componentType": part.kind,
             "executors": len(part.executors),
@@ -211,7 +205,7 @@ def _executed(totals: Totals) -> dict[str, Any]:
 def _component_row(part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
     return {
         f"{part.kind}Id": part.id,
-        f"encoded{part.kind.capitalize()}Id": encode_query(part.id),
+        f"encoded{part.kind.capitalize()}Id": quote_plus(part.id),
         "executors": len(part.executors),
         "tasks": len(part.tasks),
         **_NOTHING_ASKED,
@@ -251,7 +245,7 @@ def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, An
 def _executor_row(one: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
     return {
         "id": one.id,
-        "encodedId": encode_query(one.id),
+        "encodedId": quote_plus(one.id),
         "uptime": pretty_secs(one.uptime_secs),
         "uptimeSeconds": one.uptime_secs,
         "host": one.host,
@@ -287,7 +281,7 @@ def _input_row(sums: WindowStats, key: str) -> dict[str, Any]:
     one = sums.of(key)
     return {
         "component": component,
-        "encodedComponentId": encode_query(component),
+        "encodedComponentId": quote_plus(component),
         "stream": stream,
         **_executed(one),
         "acked": one.acked,
