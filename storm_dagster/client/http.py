@@ -75,17 +75,12 @@ class NimbusClient:
 
     @staticmethod
     def of_cluster(
-        conf: ClusterConf,
-        home: Path | None = None,
-        *,
-        conf_dir: Path | None = None,
-        patience: float = 30.0,
-        waiting: Callable[[str], None] | None = None,
-        require: Callable[[], None] | None = None,
+        conf: ClusterConf, home: Path | None = None, *, conf_dir: Path | None = None, **options: Any
     ) -> NimbusClient:
         """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of ``conf``.
 
-        With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` wins over both.
+        With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` wins over both. ``options``: ``patience``,
+        ``waiting`` and ``require``.
         """
         folder = home_dir(home)
         explicit = conf.origins.get("nimbus.seeds") == "-c"
@@ -96,14 +91,8 @@ class NimbusClient:
                 return [nimbus.http for nimbus in cluster.nimbuses]
             return seed_urls(conf)
 
-        return NimbusClient(
-            urls,
-            patience=patience,
-            thing=f"the cluster of {conf_dir or folder}",
-            security=Security.of(conf),
-            waiting=waiting,
-            require=require,
-        )
+        thing = f"the cluster of {conf_dir or folder}"
+        return NimbusClient(urls, thing=thing, security=Security.of(conf), **options)
 
     def close(self) -> None:
         """Close the connections."""

@@ -27,7 +27,7 @@ from storm_dagster.model.peers import owners_only
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
-from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
+from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import Replicator
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.blobs.uploads import Uploads
@@ -53,11 +53,10 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
+from storm_dagster.nimbus.rounds import repeat
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import load_inimbus
-from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
-from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +89,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     host = check_bind(conf)
     stack.enter_context(hold_folder(home, "nimbus", nimbus_id))
     folder = home / "nimbus" / nimbus_id
-    inbox = folder / "inbox"
-    for path in (inbox, folder / "cache"):
+    for path in (folder / "inbox", folder / "cache"):
         path.mkdir(parents=True, exist_ok=True)
     listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
     stack.callback(listener.close)
@@ -105,22 +103,11 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
         version=storm_dagster.__version__,
         scheme=security.scheme,
     )
-    inimbus = load_inimbus(conf, folder / "ininumbus")
-    base = open_blob_store(conf, folder)
-    cluster = open_cluster(conf, folder, base)
-    stack.callback(cluster.disconnect)
-    reads = open_reads(conf, folder, cluster)
-    if reads is not None:
-        stack.callback(reads.close)
-    leadership = LeadershipSession(cluster)
-    stack.callback(leadership.close)
-
-    nimbus, sync = _assemble(conf, home, identity, inbox, cluster, reads, leadership, base, stack)
+    nimbus, sync = _open(conf, home, folder, identity, stack)
     sync_wake = threading.Event()
     election = Election(nimbus, sync, lambda epoch: _initialize(nimbus, epoch, sync_wake))
     stack.callback(election.close)
     nimbus.wake_election = election.wake
-    nimbus.inimbus = inimbus
 
     reader = ClusterReader(nimbus, TopologyStats(security))
     stack.callback(reader.close)
@@ -145,7 +132,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
     # Resigning first makes another nimbus lead at once, while this one is still putting its things away.
-    stack.callback(_resign, leadership, nimbus)
+    stack.callback(_resign, nimbus)
     tls = security.server_context(client_certificate=security.http_needs_certificate) if security.tls else None
     service = HttpService(
         build_app(nimbus, reader, submissions), listener, tls=tls, own_user_only=owners_only(security)
@@ -165,36 +152,32 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
             raise watch.failure
 
 
-def _assemble(
-    conf: ClusterConf,
-    home: Path,
-    identity: Identity,
-    inbox: Path,
-    cluster: StormClusterState,
-    reads: CachedReads | None,
-    leadership: LeadershipSession,
-    base: BaseStore,
-    stack: ExitStack,
-) -> tuple[Nimbus, BlobSync]:
-    """The handles, wired to each other."""
+def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack: ExitStack) -> tuple[Nimbus, BlobSync]:
+    """The handles, opened in order and wired to each other."""
+    inimbus, security = load_inimbus(conf, folder / "ininumbus"), Security.of(conf)
+    base = open_blob_store(conf, folder)
+    cluster = open_cluster(conf, folder, base)
+    stack.callback(cluster.disconnect)
+    reads = open_reads(conf, folder, cluster)
+    if reads is not None:
+        stack.callback(reads.close)
+    leadership = LeadershipSession(cluster)
+    stack.callback(leadership.close)
     status = LeaderStatus(identity.address, leadership.is_leader)
     registry = BlobRegistry(cluster, identity.address, reads)
-
     replicator = Replicator(
         lambda: nimbus.peers(),
         base.open,
         absent=lambda: nimbus.absent_seeds(),
         wait_secs=conf["topology.max.replication.wait.time.sec"],
-        security=Security.of(conf),
+        security=security,
     )
     stack.callback(replicator.close)
     blobs = NimbusBlobStore(
         base, status=status, registry=registry, replicator=replicator, minimum=conf["topology.min.replication.count"]
     )
     dagster = DagsterClient(
-        DagsterTransport(
-            _dagster_access(conf, home), timeout=conf["dagster.graphql.timeout.secs"], security=Security.of(conf)
-        ),
+        DagsterTransport(_dagster_access(conf, home), timeout=conf["dagster.graphql.timeout.secs"], security=security),
         location=conf["dagster.location"],
         repository=conf["dagster.repository"],
         names=DagsterNames(cluster=conf["dagster.cluster"]),
@@ -203,7 +186,7 @@ def _assemble(
     nimbus = Nimbus(
         conf=conf,
         identity=identity,
-        inbox=inbox,
+        inbox=folder / "inbox",
         cluster=cluster,
         leadership=leadership,
         status=status,
@@ -211,6 +194,7 @@ def _assemble(
         uploads=Uploads(blobs, expiry_secs=conf["nimbus.file.copy.expiration.secs"], now=time.monotonic()),
         dagster=dagster,
         unreported=LeaderOutbox(),
+        inimbus=inimbus,
         reads=reads,
     )
     sync = BlobSync(
@@ -219,9 +203,9 @@ def _assemble(
         registry,
         status,
         peers=nimbus.peers,
-        inbox=inbox,
+        inbox=nimbus.inbox,
         keep_secs=conf["nimbus.inbox.jar.expiration.secs"],
-        security=Security.of(conf),
+        security=security,
     )
     stack.callback(sync.close)
     return nimbus, sync
@@ -279,25 +263,24 @@ def _keep_up(nimbus: Nimbus, expiring: tuple[Submissions, ThriftService], ended:
     pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
     age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
     cleaned: float | None = None
-    while not ended.wait(_UPKEEP_SECS):
+
+    def work() -> None:
+        nonlocal cleaned
         now = time.monotonic()
-        try:
-            nimbus.uploads.advance(now)
-            for each in expiring:
-                each.advance(now)
-            if cleaned is None or now - cleaned >= pause:
-                cleaned = now
-                clean_inbox(nimbus.inbox, expiration_secs=age, now=time.time())
-                nimbus.blobs.base.clean_abandoned(age)
-        except StormDagsterError as error:
-            _log.warning("upkeep: %s", error)
-        except Exception:
-            _log.exception("upkeep failed")
+        nimbus.uploads.advance(now)
+        for each in expiring:
+            each.advance(now)
+        if cleaned is None or now - cleaned >= pause:
+            cleaned = now
+            clean_inbox(nimbus.inbox, expiration_secs=age, now=time.time())
+            nimbus.blobs.base.clean_abandoned(age)
+
+    repeat(work, _UPKEEP_SECS, ended, "upkeep")
 
 
-def _resign(leadership: LeadershipSession, nimbus: Nimbus) -> None:
+def _resign(nimbus: Nimbus) -> None:
     nimbus.status.update(epoch=None, leader=None, leader_http=None)
     try:
-        leadership.resign()
+        nimbus.leadership.resign()
     except StormDagsterError as error:
         _log.info("leadership ends with the session: %s", error)

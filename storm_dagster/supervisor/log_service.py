@@ -23,7 +23,6 @@ from storm_dagster.http.server import HttpService
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.masking import public_conf
 from storm_dagster.model.peers import owners_only
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec
@@ -75,12 +74,7 @@ class LogService:
 
     def _app(self, host: str) -> Any:
         conf = self._conf
-        logs = LogRoutes(
-            self._home / "logs",
-            stacks=self._stacks,
-            conf=lambda: public_conf(conf.values),
-            idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
-        )
+        logs = LogRoutes(self._home / "logs", self._stacks, conf.values)
         api = HttpApi("storm_dagster supervisor", storm_dagster.__version__)
         logs.add_to(api)
         handlers = {

@@ -25,12 +25,13 @@ from storm_dagster.launcher.wire import LineConnection
 from storm_dagster.launcher.wire import _address as socket_address
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.nimbus.thrift.idl import decoder, encode_call
+from storm_dagster.nimbus.thrift.idl import decoder
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.fuzz_messages import batch_messages, http_messages, launcher_messages, thrift_messages, worker_messages
 from storm_rigs.fuzzing import DEADLINE, SECS, Listener, fuzz, listening_process, tcp, within
+from storm_rigs.thrift_calls import encode_call
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(SECS + 300)]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.nimbus.thrift.frames import MOST_DEPTH, MOST_VALUES, MalformedFrame, check_message
-from storm_dagster.nimbus.thrift.idl import encode_call, encode_reply, load_idl
+from storm_dagster.nimbus.thrift.idl import encode_reply, load_idl
+from storm_rigs.thrift_calls import encode_call
 
 BOOL, DOUBLE, I32, STRING, STRUCT, MAP, SET, LIST = 2, 4, 8, 11, 12, 13, 14, 15
 

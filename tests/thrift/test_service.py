@@ -20,11 +20,12 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.nimbus.thrift.idl import METHODS, decoder, encode_call, load_idl
+from storm_dagster.nimbus.thrift.idl import METHODS, decoder, load_idl
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.archives import pack_archive
+from storm_rigs.thrift_calls import encode_call
 from storm_rigs.thrift_nimbus import Start, ThriftNimbus
 from storm_rigs.world import World
 

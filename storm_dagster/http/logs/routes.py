@@ -15,11 +15,12 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.logs.pages import PAGE_BYTES, check_encoding, page_bounds, read_page, whole_characters
-from storm_dagster.http.logs.search import Found, Search, search_log
+from storm_dagster.http.logs.search import Search, search_log
 from storm_dagster.http.logs.tree import LogTree
 from storm_dagster.http.query import query_flag, query_int, query_text, query_word
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
+from storm_dagster.model.masking import public_conf
 
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
@@ -50,18 +51,15 @@ def log_page(*, path: str, name: str, text: str, start: int, length: int, size: 
 class LogRoutes:
     """Log files of one daemon's HOME.
 
-    ``stacks(port)`` gives the text that answers ``cmd=jstack`` for the workers of a port; ``conf()`` the conf to
-    show, secrets removed.
+    ``stacks(port)`` gives the text that answers ``cmd=jstack`` for the workers of a port.
     """
 
-    def __init__(
-        self, logs: Path, *, stacks: Callable[[int], str], conf: Callable[[], Mapping[str, Any]], idle_secs: float
-    ) -> None:
+    def __init__(self, logs: Path, stacks: Callable[[int], str], conf: Mapping[str, Any]) -> None:
         self._tree = LogTree(logs)
         self._workers = LogTree(logs / "workers")
         self._stacks = stacks
         self._conf = conf
-        self._idle_secs = idle_secs
+        self._idle_secs = float(conf["nimbus.file.copy.expiration.secs"])
 
     def add_to(self, api: HttpApi) -> None:
         """Add the routes of this package."""
@@ -85,7 +83,7 @@ class LogRoutes:
         if command in reading:
             return reading[command](request)
         if command == "showConf":
-            return JSONResponse(dict(self._conf()))
+            return JSONResponse(public_conf(self._conf))
         port = query_int(request, "workerPort")
         if port is None or not 0 <= port <= 65535:
             raise InvalidRequest("workerPort must be the port of a worker, such as workerPort=6900")
@@ -141,12 +139,12 @@ class LogRoutes:
         )
         stream, size = self._tree.open(name)
         with stream:
-            found: Found = search_log(stream, size, search)
+            found, following = search_log(stream, size, search)
         return JSONResponse(
             {
-                "num_match": len(found.matches),
-                "match_results": {str(offset): text for offset, text in found.matches.items()},
-                "next_offset": found.next_offset,
+                "num_match": len(found),
+                "match_results": {str(offset): text for offset, text in found.items()},
+                "next_offset": following,
             }
         )
 

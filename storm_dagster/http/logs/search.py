@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 BLOCK = 131_072
@@ -34,18 +34,13 @@ class Search:
     search_from: Literal["head", "tail"] = "head"
 
 
-@dataclass
-class Found:
-    """Matches by their offset in the file; ``next_offset`` is ``None`` when all was searched."""
+def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, str], int | None]:
+    """Up to ``most`` matches within the budget, by their offset, and where to go on (``None``: all was searched).
 
-    matches: dict[int, str] = field(default_factory=dict)
-    next_offset: int | None = None
-
-
-def search_log(stream: BinaryIO, size: int, search: Search) -> Found:
-    """Up to ``most`` matches within the budget. A key is bytes: binary logs and any encoding will do."""
+    A key is bytes: binary logs and any encoding will do.
+    """
     deadline = time.monotonic() + _SECS
-    found = Found()
+    found: dict[int, str] = {}
     key = search.key.lower() if search.ignore_case else search.key
     forward = search.search_from == "head"
     shown = 0
@@ -54,22 +49,16 @@ def search_log(stream: BinaryIO, size: int, search: Search) -> Found:
         haystack = raw.lower() if search.ignore_case else raw
         for place in _places(haystack, key, forward):
             offset = start + place
-            found.matches.setdefault(offset, _context(stream, size, offset, len(key), search))
-            shown += len(found.matches[offset])
-            if len(found.matches) >= search.most or shown > _MOST_CHARACTERS:
-                found.next_offset = offset + len(key) if forward else size - offset
-                return _tidied(found, size)
+            found.setdefault(offset, _context(stream, size, offset, len(key), search))
+            shown += len(found[offset])
+            if len(found) >= search.most or shown > _MOST_CHARACTERS:
+                following = offset + len(key) if forward else size - offset
+                return found, following if following < size else None
         if number >= MOST_BLOCKS or time.monotonic() > deadline:
             end = start + len(raw) - (len(key) - 1)
-            found.next_offset = end if forward else size - start - (len(key) - 1)
-            return _tidied(found, size)
-    return found
-
-
-def _tidied(found: Found, size: int) -> Found:
-    if found.next_offset is not None and found.next_offset >= size:
-        found.next_offset = None
-    return found
+            following = end if forward else size - start - (len(key) - 1)
+            return found, following if following < size else None
+    return found, None
 
 
 def _blocks(stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool) -> Iterator[tuple[int, bytes]]:

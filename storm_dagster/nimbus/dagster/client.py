@@ -83,7 +83,7 @@ class DagsterClient:
 
     def run_url(self, run_id: str) -> str | None:
         """URL of the run's page."""
-        return self._transport.run_url(run_id)
+        return f"{site}/runs/{run_id}" if (site := self.site) else None
 
     def add_partition(self, key: str) -> None:
         """Register the partition key ``key``; it may be registered already."""

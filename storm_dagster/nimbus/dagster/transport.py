@@ -168,10 +168,6 @@ class DagsterTransport:
         access = self._access()
         return access.site if access else None
 
-    def run_url(self, run_id: str) -> str | None:
-        """URL of the run's page."""
-        return f"{site}/runs/{run_id}" if (site := self.site) else None
-
     def graphql(self, operation: str, variables: Mapping[str, Any], patience: float | None = None) -> dict[str, Any]:
         """The answer to an operation of ``queries.graphql``, within ``patience`` seconds (default: the timeout)."""
         access = self._require()

@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
 from storm_dagster.http.authentication import may_do_all
+from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
-from storm_dagster.nimbus.http.transfer import BlobResponse, receive_file
+from storm_dagster.nimbus.http.transfer import receive_file
 from storm_dagster.nimbus.member import Nimbus
 
 _MOST_DOCUMENT_BYTES = 64 << 20
@@ -59,7 +60,9 @@ class BlobEndpoints:
 
     async def _send(self, request: Request, key: str) -> Response:
         meta, stream = await run_in_threadpool(self._nimbus.blobs.base.open_with_meta, key)
-        return BlobResponse(meta, stream, request=request, chunk=self._chunk, idle_secs=self._idle)
+        headers = {"Content-Type": "application/octet-stream", "X-Content-SHA256": meta.sha256}
+        more: Any = {"chunk": self._chunk, "idle_secs": self._idle, "headers": headers, "tag": f'"{meta.sha256}"'}
+        return StreamResponse(stream, meta.size, request=request, **more)
 
     async def read_blob(self, request: Request) -> Response:
         return await self._send(request, _key(request))
@@ -84,13 +87,9 @@ class BlobEndpoints:
             if stored is None:
                 raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
             return stored
-        received = await receive_file(
-            request, self._nimbus.inbox, most_bytes=most_bytes, idle_secs=self._idle, touch=touch
-        )
-        try:
-            return await run_in_threadpool(blobs.put_file, key, received.path, received.sha256, terms)
-        finally:
-            received.discard()
+        inbox = self._nimbus.inbox
+        async with receive_file(request, inbox, most_bytes=most_bytes, idle_secs=self._idle, touch=touch) as received:
+            return await run_in_threadpool(blobs.put_file, key, *received, terms)
 
     async def delete_blob(self, request: Request) -> Response:
         await run_in_threadpool(self._nimbus.blobs.delete, _key(request), write_terms(request))
@@ -121,12 +120,10 @@ class BlobEndpoints:
         accept = self._nimbus.blobs.accept_replica
         if request.headers.get("X-Content-By-Hash", "").lower() == "true":
             meta = await run_in_threadpool(accept, key, sha256, None)
-            return JSONResponse(meta.to_document())
-        received = await receive_file(request, self._nimbus.inbox, most_bytes=self._most, idle_secs=self._idle)
-        try:
-            meta = await run_in_threadpool(accept, key, sha256, received.path)
-        finally:
-            received.discard()
+        else:
+            inbox = self._nimbus.inbox
+            async with receive_file(request, inbox, most_bytes=self._most, idle_secs=self._idle) as (path, _):
+                meta = await run_in_threadpool(accept, key, sha256, path)
         return JSONResponse(meta.to_document())
 
     async def delete_replica(self, request: Request) -> Response:

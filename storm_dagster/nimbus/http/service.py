@@ -10,7 +10,6 @@ from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
-from storm_dagster.model.masking import public_conf
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
@@ -26,12 +25,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     """The ASGI application of a nimbus."""
     metrics = Metrics(nimbus, reader)
     conf = nimbus.conf
-    logs = LogRoutes(
-        nimbus.logs,
-        stacks=lambda port: stacks_at(reader.view(), port, Security.of(nimbus.conf)),
-        conf=lambda: public_conf(conf.values),
-        idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
-    )
+    logs = LogRoutes(nimbus.logs, lambda port: stacks_at(reader.view(), port, Security.of(conf)), conf.values)
     api = HttpApi("storm_dagster nimbus", nimbus.identity.version)
     add_routes(api, nimbus, reader, submissions, metrics)
     logs.add_to(api)

@@ -1,41 +1,26 @@
-"""Bodies that are files: received with limits, sent with ranges, and never waiting for ever."""
+"""Bodies that are files: received with limits, and never waiting for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
-from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.nimbus.requests.inbox import new_inbox_file
 
 
-@dataclass(frozen=True)
-class Received:
-    """A body that was received whole. Its new owner moves the file away; :meth:`discard` is always safe."""
-
-    path: Path
-    size: int
-    sha256: str
-
-    def discard(self) -> None:
-        """Remove the file if it is still there."""
-        self.path.unlink(missing_ok=True)
-
-
+@asynccontextmanager
 async def receive_file(
     request: Request, inbox: Path, *, most_bytes: int, idle_secs: float, touch: Callable[[], object] = lambda: None
-) -> Received:
-    """Write the request's body to a fresh file of ``inbox``.
+) -> AsyncIterator[tuple[Path, str]]:
+    """Write the request's body to a fresh file of ``inbox``; the file, which goes in the end, and the body's hash.
 
     Refused with :class:`InvalidRequest` before more than ``most_bytes`` were read, when the body breaks
     off, or when its hash is not that of the header ``X-Content-SHA256`` (which may be absent);
@@ -72,26 +57,10 @@ async def receive_file(
                 f"{size} bytes with SHA-256 {digest.hexdigest()} arrived, {expected} was announced: "
                 "the transfer was damaged, send it again"
             )
-        return Received(path, size, digest.hexdigest())
-    except BaseException:
+        yield path, digest.hexdigest()
+    finally:
         path.unlink(missing_ok=True)
-        raise
 
 
 def _too_large(most_bytes: int) -> InvalidRequest:
     return InvalidRequest(f"the body is larger than {most_bytes} bytes: send less, or raise nimbus.upload.max.bytes")
-
-
-class BlobResponse(StreamResponse):
-    """A blob's bytes, with their hash. A reader that takes nothing for ``idle_secs`` is dropped."""
-
-    def __init__(self, meta: BlobMeta, stream: BinaryIO, *, request: Request, chunk: int, idle_secs: float) -> None:
-        super().__init__(
-            stream,
-            meta.size,
-            request=request,
-            chunk=chunk,
-            idle_secs=idle_secs,
-            headers={"Content-Type": "application/octet-stream", "X-Content-SHA256": meta.sha256},
-            tag=f'"{meta.sha256}"',
-        )

@@ -19,9 +19,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.rounds import repeat
 from storm_dagster.operations.actions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
 from storm_dagster.operations.context import OperationsContext
 
@@ -97,13 +98,7 @@ class ActionNotifier:
         except InvalidRequest as error:
             # The cluster works without it; its actions are dropped, so that they do not pile up.
             _log.error("%s; no listener is notified of actions", error.message)
-        while not stop.wait(_POLL_SECS):
-            try:
-                self.run_once(stop)
-            except StormDagsterError as error:
-                _log.warning("the listener is notified later: %s", error.message)
-            except Exception:
-                _log.exception("telling the action listener failed")
+        repeat(lambda: self.run_once(stop), _POLL_SECS, stop, "the listener is notified later")
         self._end()
 
     def run_once(self, stop: threading.Event) -> None:

@@ -103,13 +103,7 @@ class LifecycleRequests:
             "tasks_added": list(report.tasks_added),
             "tasks_removed": list(report.tasks_removed),
             "workers": [
-                {
-                    "node": worker.node,
-                    "host": worker.host,
-                    "port": worker.port,
-                    "tasks": list(worker.tasks),
-                    "kept": worker.kept,
-                }
+                {**{key: getattr(worker, key) for key in ("node", "host", "port", "kept")}, "tasks": list(worker.tasks)}
                 for worker in (placement.workers if placement else ())
             ],
             "moves": moves_document(report.assignment, placement, report.components) if placement else [],

@@ -25,7 +25,7 @@ except ImportError:
 STORM_VERSION = f"2.6.0+storm.dagster.{storm_dagster.__version__}"
 """The version of a nimbus in summaries: clients compare it with versions of Storm to choose what they may call."""
 
-_REPLY, _EXCEPTION, _CALL = 2, 3, 1
+_REPLY, _EXCEPTION = 2, 3
 _MOST_DEPTH = 64
 
 
@@ -48,7 +48,8 @@ def decoder(raw: bytes) -> Any:
     return _Protocol(_Buffer(raw), strict_read=False, decode_response=True, strict_decode=True, max_depth=_MOST_DEPTH)
 
 
-def _message(name: str, kind: int, seqid: int, payload: Any) -> bytes:
+def encode_message(name: str, kind: int, seqid: int, payload: Any) -> bytes:
+    """A message with its payload."""
     buffer = _Buffer()
     protocol = _Protocol(buffer, strict_write=True, max_depth=_MOST_DEPTH)
     protocol.write_message_begin(name, kind, seqid)
@@ -59,17 +60,9 @@ def _message(name: str, kind: int, seqid: int, payload: Any) -> bytes:
 
 def encode_reply(name: str, seqid: int, result: Any) -> bytes:
     """The answer to a call."""
-    return _message(name, _REPLY, seqid, result)
+    return encode_message(name, _REPLY, seqid, result)
 
 
 def encode_failure(name: str, seqid: int, kind: int, text: str) -> bytes:
     """A TApplicationException as an answer."""
-    return _message(name, _EXCEPTION, seqid, TApplicationException(kind, text))
-
-
-def encode_call(name: str, seqid: int, /, **arguments: Any) -> bytes:
-    """A call as a client sends it."""
-    payload = getattr(load_idl().Nimbus, f"{name}_args")()
-    for key, value in arguments.items():
-        setattr(payload, key, value)
-    return _message(name, _CALL, seqid, payload)
+    return encode_message(name, _EXCEPTION, seqid, TApplicationException(kind, text))

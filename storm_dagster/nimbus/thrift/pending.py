@@ -18,6 +18,7 @@ from typing import Any
 from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.nimbus.rounds import repeat
 
 _log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "upload.", ".pending"
@@ -94,15 +95,7 @@ class PendingSubmissions:
 
     def run(self, ended: threading.Event) -> None:
         """Launch what others left, or what Dagster could not take before; until ``ended``."""
-        while not ended.wait(_POLL_SECS):
-            if self._nimbus.status.epoch is None:
-                continue
-            try:
-                self._launch_left()
-            except StormDagsterError as error:
-                _log.warning("pending submissions wait: %s", error)
-            except Exception:
-                _log.exception("launching pending submissions failed")
+        repeat(self._launch_left, _POLL_SECS, ended, "pending submissions wait")
 
     def drop(self, pending: PendingSubmission) -> None:
         """Forget it, with everything that was stored for it."""
@@ -140,7 +133,7 @@ class PendingSubmissions:
             self._names.discard(pending.name)
 
     def _launch_left(self) -> None:
-        for key in self._nimbus.blobs.keys(_PREFIX):
+        for key in self._nimbus.blobs.keys(_PREFIX) if self._nimbus.status.epoch is not None else ():
             if not key.endswith(_SUFFIX):
                 continue
             with self._lock:

@@ -11,8 +11,9 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from storm_dagster.model.wire import Frame, encode_frame
-from storm_dagster.nimbus.thrift.idl import encode_call, load_idl
+from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_rigs.fuzzing import Message
+from storm_rigs.thrift_calls import encode_call
 
 _INTEGERS = (0, 1, -1, 7, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63))
 _TEXTS = (
