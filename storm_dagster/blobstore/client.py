@@ -127,7 +127,6 @@ class NimbusBlobClient:
             yield cast(BinaryIO, spool)
 
     def read(self, key: str) -> bytes:
-        """The whole content, verified."""
         with self.open(key) as stream:
             return stream.read()
 
@@ -144,7 +143,6 @@ class NimbusBlobClient:
         return True
 
     def delete(self, key: str) -> None:
-        """Remove the blob everywhere."""
         check_blob_key(key)
         headers = self._write_headers()
         self._repeat(

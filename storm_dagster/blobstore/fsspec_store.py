@@ -88,7 +88,6 @@ class FsspecBlobStore:
         return meta
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store under ``key`` a content that is there already; ``None`` when it is not."""
         path = self._key_path(key)
         target = self._path("objects", check_sha256(sha256))
         with self._remote(f"storing {key!r}"):

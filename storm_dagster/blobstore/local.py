@@ -129,7 +129,6 @@ class LocalBlobStore:
         return BlobWriter(self, check_blob_key(key))
 
     def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
-        """Create or replace ``key`` atomically (see the protocol)."""
         writer = self.writer(key)
         try:
             for chunk in chunked(chunks):
@@ -159,7 +158,6 @@ class LocalBlobStore:
         return meta
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
-        """Store under ``key`` a content that is here already, without its bytes; ``None`` when it is not here."""
         check_blob_key(key)
         source = self._objects / check_sha256(sha256)
         with self._exclusive():

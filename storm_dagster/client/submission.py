@@ -21,7 +21,7 @@ from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
-from storm_dagster.packaging.conversion import topology_spec_of
+from storm_dagster.packaging.describe import topology_spec_of
 from storm_dagster.packaging.describing import DESCRIBING
 
 STORM_JAR = "STORM_JAR"

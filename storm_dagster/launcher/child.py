@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ _HANDOVER_SECS = 10.0
 """Time for a launcher whose fork died before the start to launch the run the stock way, and tag it."""
 
 
+@dataclass(frozen=True)
 class LoadedCode:
     """Code locations that the warm process has loaded."""
 
-    def __init__(self, home: Path, modules: Sequence[str]) -> None:
-        self.home = home
-        self.modules: tuple[str, ...] = tuple(modules)
+    home: Path
+    modules: Sequence[str]
 
     def refusal(self, request: dict[str, Any]) -> str | None:
         """Why that run cannot start here, or ``None``."""

@@ -14,16 +14,16 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
+from storm_dagster.model.forks import threads, without_library_threads
+
 log: logging.Logger = logging.getLogger(__name__)
 
-# Settings that keep libraries from starting threads on import: a fork keeps only its own thread.
-_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 # Modules of the placement step of a submission.
 _PLACEMENT = (
     "pandas",
@@ -38,33 +38,13 @@ _WATCHED = (".py", ".yaml", ".yml", ".toml")
 _MOST_FILES = 20_000
 
 
-def threads() -> int:
-    """Number of threads of this process, including those of libraries."""
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else 2
-
-
-@contextlib.contextmanager
-def _without_library_threads() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _NO_THREADS}
-    os.environ.update(_NO_THREADS)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            # Runs inherit this process's original environment.
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def preload(modules: Sequence[str]) -> None:
     """Import the code locations ``modules``, and what Dagster, its storage and the placement import in a run.
 
     Errors of a code location are raised, others are skipped.
     """
-    with _without_library_threads():
+    # Runs inherit this process's original environment.
+    with without_library_threads():
         for name in modules:
             importlib.import_module(name)
         before = threads()
@@ -136,7 +116,7 @@ class Fingerprint:
     def __init__(self, modules: Iterable[str]) -> None:
         installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
         self._roots: list[Path] = []
-        self._loaded = {file for module in list(sys.modules.values()) if (file := _file_of(module))}
+        self._loaded = {str(file) for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))}
         for name in modules:
             # Not from sys.modules: it may have failed to import.
             spec = importlib.util.find_spec(name.partition(".")[0])
@@ -176,8 +156,3 @@ class Fingerprint:
                             status = os.stat(path)
                             found[path] = (status.st_mtime_ns, status.st_size)
         return found
-
-
-def _file_of(module: object) -> str | None:
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) else None

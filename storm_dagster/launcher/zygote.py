@@ -23,8 +23,9 @@ from typing import NoReturn
 
 from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.launcher.preload import Fingerprint, preload, threads
+from storm_dagster.launcher.preload import Fingerprint, preload
 from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
+from storm_dagster.model.forks import threads
 from storm_dagster.model.run_file import RunFile, run_dir
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -81,14 +82,12 @@ class Zygote:
         signal.signal(signal.SIGINT, self._on_signal)
         self._take_over()
         self._check_files()
+        names = ", ".join(self._loaded.modules)
         if threads() == 1:
             self._listener = listen(self._home)
-            log.info("warm: runs of %s start here", ", ".join(self._loaded.modules))
+            log.info("warm: runs of %s start here", names)
         else:
-            log.warning(
-                "loading %s started threads, which a fork cannot keep: runs start the stock way",
-                ", ".join(self._loaded.modules),
-            )
+            log.warning("loading %s started threads, which a fork cannot keep: runs start the stock way", names)
         checked = time.monotonic()
         while not self._stop:
             self._reap()
@@ -100,9 +99,8 @@ class Zygote:
             if now - checked >= _CHECK_SECS:
                 checked = now
                 self._check_files()
-            ready, _, _ = select.select(
-                [self._woken, *([self._listener] if self._listener else [])], [], [], self._pause()
-            )
+            pause = _WATCH_SECS if self._adopted or self._deaths else _CHECK_SECS
+            ready, _, _ = select.select([self._woken, *filter(None, [self._listener])], [], [], pause)
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
@@ -116,9 +114,6 @@ class Zygote:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop = True
-
-    def _pause(self) -> float:
-        return _WATCH_SECS if self._adopted or self._deaths else _CHECK_SECS
 
     def _close(self) -> None:
         if self._listener is not None:
@@ -260,12 +255,8 @@ def run(home: Path, modules: Sequence[str]) -> int:
     try:
         preload(modules)
     except Exception as error:
-        log.error(
-            "%s cannot be loaded (%s: %s): runs start the stock way until its files change",
-            ", ".join(modules),
-            type(error).__name__,
-            error,
-        )
+        why = f"{type(error).__name__}: {error}"
+        log.error("%s cannot be loaded (%s): runs start the stock way until its files change", ", ".join(modules), why)
         # Not by exiting: the supervising process restarts it with growing delays.
         until = time.monotonic() + _FAILED_SECS
         while before.changed() is None and time.monotonic() < until:

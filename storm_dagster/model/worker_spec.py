@@ -6,6 +6,7 @@ task list: which tasks to run is read from ZooKeeper, so that a restarted worker
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +124,14 @@ def worker_processes() -> Iterator[tuple[Process, Path]]:
             yield process, Path(line[line.index(WORKER_MODULE) + 1])
         except (psutil.Error, ValueError, IndexError):
             continue
+
+
+def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file; :class:`Corrupt` with the remedy if the file is missing, or holds something else."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} cannot be read ({error}): {remedy}") from None
+    if not isinstance(document, dict):
+        raise Corrupt(f"{path} is not a JSON object: {remedy}")
+    return document

@@ -105,9 +105,23 @@ def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
     return name, value, True
 
 
-def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
-    from storm_dagster.packaging.conversion import topology_spec_of
+def topology_spec_of(value: Any) -> TopologySpec | None:
+    """The spec of a Topology class (or instance), a TopologyBuilder or a spec; ``None`` for anything else.
 
+    Raises :class:`InvalidTopology` when it is one and breaks a rule.
+    """
+    from storm_dagster.api import Topology, TopologyBuilder
+
+    if isinstance(value, TopologySpec):
+        return value
+    if isinstance(value, Topology):
+        value = type(value)
+    if isinstance(value, TopologyBuilder) or (inspect.isclass(value) and issubclass(value, Topology)):
+        return value.to_spec()
+    return None
+
+
+def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
     try:
         spec = topology_spec_of(value)
         if spec is None and callable(value):

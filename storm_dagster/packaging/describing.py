@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -70,10 +71,8 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
             code = None
         finally:
             # Whatever the module started goes with it.
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             child.wait()
     if code is None:
         raise InvalidTopology(

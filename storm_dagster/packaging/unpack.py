@@ -19,13 +19,14 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
 from storm_dagster.model.errors import InvalidTopology
 
 _CHUNK = 256 * 1024
+_KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _HEADER_BYTES = 1024**2
 """Most bytes of a tar's headers before one entry."""
 
@@ -44,6 +45,10 @@ class UnpackLimits:
     """... judged once this many bytes have come out (short text compresses far better)."""
     path_bytes: int = 1024
     """Longest path of an entry, UTF-8."""
+
+    def too_many(self, archive: str) -> InvalidTopology:
+        """The error for an archive with more entries."""
+        return InvalidTopology(f"archive {archive} has more than {self.entries} entries: leave out what is not needed")
 
 
 @dataclass(frozen=True)
@@ -91,17 +96,17 @@ def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None)
         raise
 
 
+@dataclass
 class _Names:
     """Checks names, and that no two entries meet in one place on any file system."""
 
-    def __init__(self, archive: str, limits: UnpackLimits) -> None:
-        self._archive = archive
-        self._limits = limits
-        self._files: dict[str, str] = {}
-        self._folders: dict[str, str] = {}
+    archive: str
+    limits: UnpackLimits
+    files: dict[str, str] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
 
     def refuse(self, name: str, why: str) -> InvalidTopology:
-        return InvalidTopology(f"archive {self._archive}: entry {name!r:.200} {why}: pack it again without")
+        return InvalidTopology(f"archive {self.archive}: entry {name!r:.200} {why}: pack it again without")
 
     def take(self, name: str, *, folder: bool) -> tuple[str, ...]:
         """The parts of the entry's path, checked."""
@@ -113,8 +118,8 @@ class _Names:
             encoded = name.encode()
         except UnicodeEncodeError:
             raise self.refuse(name, "has a name that is not UTF-8") from None
-        if len(encoded) > self._limits.path_bytes:
-            raise self.refuse(name, f"has a name of more than {self._limits.path_bytes} bytes")
+        if len(encoded) > self.limits.path_bytes:
+            raise self.refuse(name, f"has a name of more than {self.limits.path_bytes} bytes")
         if name.startswith("/") or (len(name) > 1 and name[1] == ":" and name[0].isalpha()):
             raise self.refuse(name, "has an absolute path")
         parts = tuple(part for part in name.split("/") if part not in ("", "."))
@@ -132,16 +137,16 @@ class _Names:
         folded = [unicodedata.normalize("NFC", part).casefold() for part in parts]
         for depth in range(1, len(parts) + (1 if folder else 0)):
             key, real = "/".join(folded[:depth]), "/".join(parts[:depth])
-            if key in self._files:
-                raise self.refuse(name, f"lies below {self._files[key]!r:.80}, which is a file")
-            if self._folders.setdefault(key, real) != real:
-                raise self.refuse(name, f"differs from {self._folders[key]!r:.80} only in case or form")
+            if key in self.files:
+                raise self.refuse(name, f"lies below {self.files[key]!r:.80}, which is a file")
+            if self.folders.setdefault(key, real) != real:
+                raise self.refuse(name, f"differs from {self.folders[key]!r:.80} only in case or form")
         if not folder:
             key = "/".join(folded)
-            other = self._files.get(key) or self._folders.get(key)
+            other = self.files.get(key) or self.folders.get(key)
             if other is not None:
                 raise self.refuse(name, f"collides with {other!r:.80}")
-            self._files[key] = name
+            self.files[key] = name
 
 
 def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
@@ -152,9 +157,7 @@ def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:
     try:
         for seen, entry in enumerate(entries_of(path, limits, names)):
             if seen >= limits.entries:
-                raise InvalidTopology(
-                    f"archive {path.name} has more than {limits.entries} entries: leave out what is not needed"
-                )
+                raise limits.too_many(path.name)
             parts = names.take(entry.name, folder=entry.stream is None)
             if entry.stream is None:
                 target.joinpath(*parts).mkdir(parents=True, exist_ok=True)
@@ -221,9 +224,7 @@ class _Directory:
         # The longest directory: each entry with a name of the longest path.
         data = self._stream.read(min(size if size >= 0 else 1 << 62, self._limits.entries * 2048 + 1024**2))
         if data.count(b"PK\x01\x02") > self._limits.entries:
-            raise InvalidTopology(
-                f"archive {self._archive} has more than {self._limits.entries} entries: leave out what is not needed"
-            )
+            raise self._limits.too_many(self._archive)
         return data
 
 
@@ -236,15 +237,12 @@ def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
                 raise names.refuse(info.filename, "is encrypted")
             kind = stat.S_IFMT(mode)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise names.refuse(info.filename, f"is {_kind_name(kind)}, only files and folders may be packed")
+                raise names.refuse(
+                    info.filename, f"is {_KINDS.get(kind, 'a device')}, only files and folders may be packed"
+                )
             if kind == stat.S_IFDIR and not folder:
                 raise names.refuse(info.filename, "is a folder by its mode and a file by its name")
             yield _Entry(info.filename, bool(mode & 0o111), None if folder else archive.open(info))
-
-
-def _kind_name(kind: int) -> str:
-    names = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    return names.get(kind, "a device")
 
 
 class _Bounded:

@@ -8,30 +8,18 @@ processes of the cluster find it, and replaced by compare and set when the serve
 from __future__ import annotations
 
 import uuid
-from typing import Any, Protocol
+from typing import Any
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 
 
-class SessionIds(Protocol):
-    """Store of the id of one pinned session."""
-
-    def read(self) -> tuple[str, int] | None:
-        """The id and the version that it has, or ``None`` when none is kept yet."""
-        ...
-
-    def replace(self, session_id: str, version: int | None) -> bool:
-        """Keep another id if the version is still this one (``None``: if there is none); whether it was."""
-        ...
-
-
 class ClusterSessionIds:
-    """The id in ZooKeeper, at ``/spark_sessions/<use>``; ``state`` is a ``zk.ClusterState``."""
+    """The id in ZooKeeper, at ``/spark_sessions/placement``; ``state`` is a ``zk.ClusterState``."""
 
-    def __init__(self, state: Any, use: str = "placement") -> None:
+    def __init__(self, state: Any) -> None:
         self._state = state
-        self._path = paths.spark_session(use)
+        self._path = paths.spark_session("placement")
 
     def read(self) -> tuple[str, int] | None:
         """The id and its data version; :class:`Corrupt` when the node holds something else."""
@@ -45,6 +33,7 @@ class ClusterSessionIds:
             raise Corrupt(f"{self._path} holds no session id: delete the node, a new one is written") from None
 
     def replace(self, session_id: str, version: int | None) -> bool:
+        """Keep another id if the version is still this one (``None``: if there is none); whether it was."""
         data = session_id.encode("ascii")
         try:
             if version is None:
@@ -68,6 +57,10 @@ class FixedSessionIds:
     def replace(self, session_id: str, version: int | None) -> bool:
         self._kept = (session_id, (version or 0) + 1)
         return True
+
+
+SessionIds = ClusterSessionIds | FixedSessionIds
+"""Store of the id of one pinned session."""
 
 
 def pinned_id(ids: SessionIds, *, gone: str | None = None) -> str:

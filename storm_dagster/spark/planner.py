@@ -11,6 +11,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ DEADLINE_SECS = 120.0
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
+@dataclass(eq=False)
 class ConnectPlanner:
     """Planner over Spark Connect, in the pinned session; callable with a batch, from any thread.
 
@@ -53,23 +55,15 @@ class ConnectPlanner:
     ``deadline_secs``.
     """
 
-    def __init__(
-        self,
-        remote: str,
-        ids: SessionIds,
-        *,
-        open_session: OpenSession | None = None,
-        deadline_secs: float = DEADLINE_SECS,
-        home: Path | None = None,
-        token: str | None = None,
-    ) -> None:
-        """``token`` is the server's; without it that of the state folder ``home``, else of STORM_DAGSTER_HOME."""
-        self.remote = remote
-        self.home = home
-        self.token = token
-        self.ids = ids
-        self._open_session = open_session
-        self._deadline_secs = deadline_secs
+    remote: str
+    ids: SessionIds
+    open_session: OpenSession | None = None
+    deadline_secs: float = DEADLINE_SECS
+    home: Path | None = None
+    token: str | None = None
+    """Of the server; without it that of the state folder ``home``, else of STORM_DAGSTER_HOME."""
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._session: tuple[str, SparkSession] | None = None
 
@@ -79,7 +73,7 @@ class ConnectPlanner:
         check_reachable(self.remote)
         with self._lock:
             try:
-                return within(self._deadline_secs, what, lambda: self._plan(batch))
+                return within(self.deadline_secs, what, lambda: self._plan(batch))
             except Exception as error:
                 self.close()
                 raise as_unavailable(error, what) from error
@@ -95,7 +89,7 @@ class ConnectPlanner:
         from storm_dagster.spark.assignment.pipeline import plan_with_spark
 
         gone: str | None = None
-        for attempt in (1, 2):
+        while True:
             started = time.monotonic()
             session_id = pinned_id(self.ids, gone=gone)
             try:
@@ -104,12 +98,11 @@ class ConnectPlanner:
                 result = plan_with_spark(session, batch)
                 return result.model_copy(update={"session_secs": session_secs})
             except Exception as error:
-                if attempt == 2 or not is_session_gone(error):
+                if gone is not None or not is_session_gone(error):
                     raise
                 _log.warning("the pinned Spark session %s is gone, a new one is opened", session_id)
                 self.close()
                 gone = session_id
-        raise AssertionError("unreachable")
 
     def _attached(self, session_id: str) -> SparkSession:
         if self._session is not None and self._session[0] == session_id:
@@ -117,8 +110,8 @@ class ConnectPlanner:
         self.close()
         url = with_spark_token(remote_with_session(self.remote, session_id), self.home, self.token)
         session: SparkSession | None = None
-        if self._open_session is not None:
-            session = self._open_session({"spark.remote": url})
+        if self.open_session is not None:
+            session = self.open_session({"spark.remote": url})
             close_at_exit(session)
             if f"session_id={session_id}" in url and getattr(session, "session_id", None) != session_id:
                 # The opener returned a session that the process had already, which other code uses.
@@ -138,28 +131,22 @@ def _ship_package(session: SparkSession, remote: str) -> None:
         add_python_archive(session, package_archive(Path(folder)))
 
 
-class ClassicPlanner:
-    """Planner with a classic session, whose driver is in this process."""
+def plan_classic(get_session: Callable[[], SparkSession], batch: PlacementBatch) -> PlacementResult:
+    """Place the batch on a classic session, whose driver is in this process; :class:`Unavailable` when it fails or takes
+    too long."""
 
-    def __init__(self, get_session: Callable[[], SparkSession], deadline_secs: float = DEADLINE_SECS) -> None:
-        self._get_session = get_session
-        self._deadline_secs = deadline_secs
+    def plan() -> PlacementResult:
+        from storm_dagster.spark.assignment.pipeline import plan_with_spark
 
-    def __call__(self, batch: PlacementBatch) -> PlacementResult:
-        """Place the batch on Spark; :class:`Unavailable` when it fails or takes too long."""
+        started = time.monotonic()
+        session = get_session()
+        opened = time.monotonic() - started
+        return plan_with_spark(session, batch).model_copy(update={"session_secs": opened})
 
-        def plan() -> PlacementResult:
-            from storm_dagster.spark.assignment.pipeline import plan_with_spark
-
-            started = time.monotonic()
-            session = self._get_session()
-            opened = time.monotonic() - started
-            return plan_with_spark(session, batch).model_copy(update={"session_secs": opened})
-
-        try:
-            return within(self._deadline_secs, "Spark", plan)
-        except Exception as error:
-            raise as_unavailable(error, "Spark") from error
+    try:
+        return within(DEADLINE_SECS, "Spark", plan)
+    except Exception as error:
+        raise as_unavailable(error, "Spark") from error
 
 
 _planners: dict[tuple[int, str, Path | None], ConnectPlanner] = {}
@@ -190,7 +177,7 @@ def plan_on_cluster(
         return planner(batch)
     if master:
         where = {"spark.master": str(master)}
-        return ClassicPlanner(lambda: open_session(where) if open_session else open_classic(str(master)))(batch)
+        return plan_classic(lambda: open_session(where) if open_session else open_classic(str(master)), batch)
     raise Unavailable(
         "the cluster's conf names no Spark: set spark.remote (sc://host:port) or spark.master, "
         "or run storm-dagster dev, which starts one"
@@ -211,7 +198,7 @@ def planner_for(conf: ClusterConf | Conf, session_id: str | None = None) -> Call
         await_start(str(remote))
         return ConnectPlanner(str(remote), ids, token=derived_spark_token(conf))
     master = str(conf.get("spark.master") or "local[*]")
-    return ClassicPlanner(lambda: open_classic(master))
+    return lambda batch: plan_classic(lambda: open_classic(master), batch)
 
 
 def package_archive(folder: Path) -> Path:

@@ -37,13 +37,7 @@ def spark_home() -> Path:
 
 
 def spark_connect_command(
-    port: int,
-    local_dir: Path,
-    *,
-    memory: str = "1g",
-    host: str = "127.0.0.1",
-    master: str = "local[*]",
-    conf: Mapping[str, str] | None = None,
+    port: int, local_dir: Path, *, memory: str = "1g", host: str = "127.0.0.1", conf: Mapping[str, str] | None = None
 ) -> list[str]:
     """The command line that runs a Spark Connect server on ``host:port`` in the foreground.
 
@@ -72,19 +66,18 @@ def spark_connect_command(
         # Each session keeps its last plans, with the rows of local tables in them: sixteen micro-batches of 20,000
         # tuples are 40 MB, and what a killed worker's session keeps stays for those 24 hours.
         "spark.connect.session.planCache.maxSize": "3",
+        # Its other ports deserialize what they are sent; Spark makes the secret by itself.
+        "spark.authenticate": "true",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.local.dir": str(local_dir),
         "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
     }
-    if master.startswith("local"):
-        # Its other ports deserialize what they are sent; Spark makes the secret by itself.
-        settings["spark.authenticate"] = "true"
     options = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
     options.append(f"-Djava.io.tmpdir={local_dir}")
     # Spark's own place for options that a cluster's spark.driver.extraJavaOptions adds to.
     settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
     settings.update(conf or {})
-    command = [str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", memory]
+    command = [str(home / "bin" / "spark-submit"), "--master", "local[*]", "--driver-memory", memory]
     command += ["--name", "storm-dagster", "--class", _CLASS]
     command += ["--load-spark-defaults", "--properties-file", str(_write_properties(local_dir, settings))]
     return [*command, "spark-internal"]

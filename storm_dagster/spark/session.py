@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -155,23 +156,18 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
 
     The function goes on in a thread of its own, which nothing waits for any more.
     """
-    outcome: list[tuple[T | None, BaseException | None]] = []
+    outcome: Future[T] = Future()
 
     def call() -> None:
         try:
-            outcome.append((function(), None))
+            outcome.set_result(function())
         except BaseException as error:
-            outcome.append((None, error))
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=call, name="storm-spark-call", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
+    threading.Thread(target=call, name="storm-spark-call", daemon=True).start()
+    if not wait([outcome], seconds).done:
         raise Unavailable(f"{what} did not answer within {seconds:g} s: see the Spark server's log, try again")
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result  # pyright: ignore[reportReturnType]
+    return outcome.result()
 
 
 def as_unavailable(error: Exception, what: str) -> StormDagsterError:

@@ -18,28 +18,21 @@ from storm_dagster.model.placement import (
 from storm_dagster.spark.pinned import FixedSessionIds
 from storm_dagster.spark.planner import ConnectPlanner, plan_on_cluster
 
-
-def _topology(name: str, **more: object) -> TopologyToPlace:
-    tasks = {1: "split", 2: "split", 3: "__acker", 4: "__topology_master", 5: "lines"}
-    return TopologyToPlace.model_validate(
-        {
-            "name": name,
-            "tasks": tasks,
-            "inputs": {"split": ("lines",)},
-            "parallelism": {"split": 2, "__acker": 1, "lines": 1},
-            **more,
-        }
-    )
-
-
+_NEW = TopologyToPlace(
+    name="a",
+    tasks={1: "split", 2: "split", 3: "__acker", 4: "__topology_master", 5: "lines"},
+    inputs={"split": ("lines",)},
+    parallelism={"split": 2, "__acker": 1, "lines": 1},
+)
 _OLD = PlacedWorker(node="warm", host="warm", port=1, tasks=(1, 2, 3, 4, 5))
 WARM_BATCH = PlacementBatch(
     supervisors=(SupervisorSlots(id="warm", host="warm", ports=(1, 2, 3, 4)),),
-    topologies=(_topology("a"), _topology("b", event="rebalance", workers=2, old=(_OLD,))),
+    topologies=(_NEW, _NEW.model_copy(update={"name": "b", "event": "rebalance", "workers": 2, "old": (_OLD,)})),
 )
 """One topology of each kind of computation: new, and with a past."""
 
 
+_DEADLINE_SECS = 180.0
 _MOST_ROUNDS = 12
 _LONGEST_SECS = 6.0
 _FASTER = 0.85
@@ -73,12 +66,12 @@ def warm_planner(
             return
 
 
-def warm_up(remote: str, deadline_secs: float = 180.0) -> None:
+def warm_up(remote: str) -> None:
     """Run the first jobs on the server at the URL: its JVM has compiled what placements use afterwards.
 
     A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`.
     """
-    planner = ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=deadline_secs)
+    planner = ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS)
     try:
         warm_planner(planner)
     finally:

@@ -68,10 +68,9 @@ def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | No
     return spec.link_key == link_key_of(security, spec.topology_id) and (not known or not {*known}.isdisjoint(given))
 
 
-def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> list[str]:
-    """Remove the working folders of this supervisor's workers that run no more; the ids removed."""
+def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> None:
+    """Remove the working folders of this supervisor's workers that run no more."""
     keep = set(alive)
-    removed: list[str] = []
     for folder in sorted((home / "workers").glob("*")):
         if folder.name in keep or not folder.is_dir():
             continue
@@ -81,5 +80,3 @@ def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -
         except (OSError, Corrupt):
             continue
         shutil.rmtree(folder, ignore_errors=True)
-        removed.append(folder.name)
-    return removed

@@ -153,7 +153,9 @@ class ClusterLink:
         cluster = self._cluster
         if cluster is None:
             cluster = StormClusterState.open(self.conf, cluster_id=self.cluster_id)
-            cluster.state.add_listener(self._on_connection)
+            cluster.state.add_listener(
+                lambda state: (self._on_assignments if state == "CONNECTED" else self._event.set)()
+            )
             self._cluster = cluster
             if self.cluster_id is None:
                 self.cluster_id = cluster.cluster_id()
@@ -163,7 +165,8 @@ class ClusterLink:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
         self._refuse_second(cluster)
         info = self.info(self._count + 1)
-        reading, beating = self._read_due(), self._beat_due(cluster, info)
+        reading = self._moved.is_set() or bool(self._changed) or time.monotonic() - self._read_at >= _READ_SECS
+        beating = self._beat_due(cluster, info)
         if reading or beating:
             # Before anything is read, and before this supervisor offers its slots.
             cluster.check_cluster_id()
@@ -179,11 +182,6 @@ class ClusterLink:
             self._write_report(cluster, *self._reports[0])
             self._reports.popleft()
 
-    def _on_connection(self, state: str) -> None:
-        if state == "CONNECTED":
-            self._moved.set()
-        self._event.set()
-
     def _until_due(self) -> float:
         longest = float(self.conf["supervisor.monitor.frequency.secs"])
         if self.upgrades.states:
@@ -195,9 +193,6 @@ class ClusterLink:
         return max(0.05, min(longest, due))
 
     # -- reading ----------------------------------------------------------------------------------------
-
-    def _read_due(self) -> bool:
-        return self._moved.is_set() or bool(self._changed) or time.monotonic() - self._read_at >= _READ_SECS
 
     def _read(self, cluster: StormClusterState) -> None:
         """Read what changed: one read when nothing did, however many topologies and supervisors there are."""

@@ -28,7 +28,6 @@ from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.model.security import Security
 from storm_dagster.supervisor.adoption import find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
@@ -92,15 +91,7 @@ class Supervisor:
             upgrades=self._upgrades,
         )
         self._localizer = Localizer(
-            self._folder,
-            self._link.nimbus_urls,
-            tries=conf["supervisor.blobstore.download.max_retries"],
-            idle_secs=conf["nimbus.file.copy.expiration.secs"],
-            max_bytes=conf["nimbus.upload.max.bytes"],
-            chunk_bytes=conf["storm.blobstore.inputstream.buffer.size.bytes"],
-            security=Security.of(conf),
-            stop=self._stopping,
-            expected=self._link.code_hash,
+            self._folder, self._link.nimbus_urls, conf.values, self._stopping, self._link.code_hash
         )
         self.table: SlotTable = SlotTable(
             self._ports,
@@ -121,11 +112,8 @@ class Supervisor:
         self._offered = self._ports
         self._full = False
         scripts = conf["supervisor.health.check.dir"]
-        self._health = (
-            HealthCheck(Path(scripts), conf["storm.health.check.timeout.ms"] / 1000, self._wake.set)
-            if scripts
-            else None
-        )
+        timeout_secs = conf["storm.health.check.timeout.ms"] / 1000
+        self._health = HealthCheck(Path(scripts) if scripts else None, timeout_secs, self._wake.set)
         self._take_over(before)
 
     def _take_over(self, before: LocalState | None) -> None:
@@ -156,13 +144,11 @@ class Supervisor:
         if self._log_service is not None:
             self._log_service.start(self.table.workers)
         self._link.start()
-        if self._health is not None:
-            self._health.start()
+        self._health.start()
         if self._log_service is not None:
             watch = self._log_service.announced
             threading.Thread(target=watch.run, args=(self._stopping, stop), name="address", daemon=True).start()
-        stopper = threading.Thread(target=self._forward_stop, args=(stop,), name="stop", daemon=True)
-        stopper.start()
+        threading.Thread(target=lambda: (stop.wait(), self._wake.set()), name="stop", daemon=True).start()
         longest = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
         tidied_at = boot_clock()
         try:
@@ -179,8 +165,7 @@ class Supervisor:
             self._stopping.set()
             if self._log_service is not None:
                 self._log_service.stop()
-            if self._health is not None:
-                self._health.close()
+            self._health.close()
             self.table.close()
             self._link.close()
             self._save()
@@ -190,7 +175,7 @@ class Supervisor:
     def run_pass(self, now: float) -> None:
         """Run one pass of the loop."""
         claims = self._link.claims
-        healthy = self._health is None or self._health.problem is None
+        healthy = self._health.problem is None
         if not healthy:
             self.table.apply(DesiredSlots(work={}, contested={}), now)
         elif claims is not None:
@@ -218,10 +203,6 @@ class Supervisor:
             work = live.worker.work
             found.append(SlotRun(live.port, work.topology_id, work.code_dir, started, running))
         return found
-
-    def _forward_stop(self, stop: threading.Event) -> None:
-        stop.wait()
-        self._wake.set()
 
     def _info(self, count: int) -> SupervisorInfo:
         return SupervisorInfo(

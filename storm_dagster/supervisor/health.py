@@ -62,7 +62,8 @@ def _run(script: Path, timeout_secs: float) -> str | None:
 class HealthCheck:
     """Thread that runs the scripts every 30 s; :attr:`problem` is their result."""
 
-    folder: Path
+    folder: Path | None
+    """``None``: the host counts as healthy."""
     timeout_secs: float
     wake: Callable[[], None]
 
@@ -74,14 +75,15 @@ class HealthCheck:
 
     def start(self) -> None:
         """Begin checking."""
-        self._thread.start()
+        if self.folder is not None:
+            self._thread.start()
 
     def close(self) -> None:
         """Stop, without waiting for a running script."""
         self._stopped.set()
 
     def _loop(self) -> None:
-        while not self._stopped.is_set():
+        while self.folder is not None and not self._stopped.is_set():
             try:
                 problem = check_once(self.folder, self.timeout_secs)
             except OSError as error:

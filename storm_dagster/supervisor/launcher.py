@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -18,11 +17,11 @@ from typing import Any
 import storm_dagster
 from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
+from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec
+from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec, read_json_object
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
@@ -60,20 +59,8 @@ def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
 
 
 _PASSED_ON = (
-    *(
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "LC_*",
-        "TZ",
-        "TMPDIR",
-        "VIRTUAL_ENV",
-        "LD_LIBRARY_PATH",
-    ),
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
+    *("VIRTUAL_ENV", "LD_LIBRARY_PATH"),
     *("PYTHON*", "SPARK_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "JAVA_HOME", "SSL_CERT_*", "REQUESTS_CA_BUNDLE"),
     *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
 )
@@ -183,13 +170,9 @@ class Launcher:
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
         except ProcessLookupError:
             pass
+        topology = {"topology": work.topology_id}
         _log.info(
-            "started worker %s of %s in slot %d, pid %d",
-            worker_id,
-            work.topology_id,
-            port,
-            child.pid,
-            extra={"topology": work.topology_id},
+            "started worker %s of %s in slot %d, pid %d", worker_id, work.topology_id, port, child.pid, extra=topology
         )
         return LiveWorker(port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log)
 
@@ -247,10 +230,4 @@ def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
 
 def read_topology_conf(path: Path) -> dict[str, Any]:
     """The topology's normalized conf; :class:`Corrupt` if it is missing or not a JSON object."""
-    try:
-        conf = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{path} cannot be read ({error}): it is fetched again") from None
-    if not isinstance(conf, dict):
-        raise Corrupt(f"{path} is not a JSON object: it is fetched again")
-    return conf
+    return read_json_object(path, "it is fetched again")

@@ -81,13 +81,8 @@ class LocalStateFile:
             # Tuples are arrays in JSON: validated from JSON, so that strict types hold.
             state = LocalState.model_validate_json(json.dumps(body))
         except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
-            quarantined = self._quarantine()
-            _log.error(
-                "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and the running processes",
-                self._path,
-                str(error).splitlines()[0],
-                quarantined.name,
-            )
+            damaged = "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and the running processes"
+            _log.error(damaged, self._path, str(error).splitlines()[0], self._quarantine().name)
             return None
         self._written = state
         return state

@@ -19,9 +19,11 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -36,6 +38,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_key
 from storm_dagster.model.security import Security
+from storm_dagster.model.worker_spec import read_json_object
 from storm_dagster.packaging.unpack import UnpackLimits, hash_file, unpack_archive
 
 _log = logging.getLogger(__name__)
@@ -61,27 +64,25 @@ class Localizer:
     folder: Path
     sources: Callable[[], Sequence[str]]
     """Base URLs of the nimbuses, best first, for each round of tries."""
-    tries: int = 3
-    idle_secs: InitVar[float] = 30.0
-    max_bytes: int = 1 << 30
-    chunk_bytes: int = 1 << 16
-    limits: UnpackLimits | None = None
-    security: InitVar[Security | None] = None
-    stop: threading.Event = field(default_factory=threading.Event)
+    conf: Mapping[str, Any]
+    stop: threading.Event
     expected: Callable[[str], str | None] = lambda key: None
     """The SHA-256 that the leader recorded for a blob; ``None``: none, and what its nimbus announces is believed."""
+    limits: UnpackLimits | None = None
 
-    def __post_init__(self, idle_secs: float, security: Security | None) -> None:
+    def __post_init__(self) -> None:
         self._dist = self.folder / "stormdist"
         self._cache = self.folder / "cache"
         self._tmp = self.folder / "tmp"
+        self._max_bytes: int = self.conf["nimbus.upload.max.bytes"]
         self._moving = threading.Lock()
         self._under_way: set[str] = set()
         self.removing = False
         """Whether :meth:`remove_unused` runs: code that looks complete may be removed soon."""
         # Addresses of the cluster never go through a proxy of the environment.
+        idle_secs = float(self.conf["nimbus.file.copy.expiration.secs"])
         timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
-        options = (security or Security()).client_options()
+        options = Security.of(self.conf).client_options()
         plain = {"Accept-Encoding": "identity"}
         self._http = httpx.Client(timeout=timeout, follow_redirects=False, headers=plain, **options)
 
@@ -182,7 +183,7 @@ class Localizer:
         failure: StormDagsterError = Unavailable(
             f"code {key!r} cannot be fetched: no nimbus is known; start one, or wait for a leader"
         )
-        for round_ in range(max(1, self.tries)):
+        for round_ in range(max(1, self.conf["supervisor.blobstore.download.max_retries"])):
             if round_ and self.stop.wait(0.1 * 2**round_):
                 break
             for base in self.sources():
@@ -190,14 +191,18 @@ class Localizer:
                 try:
                     if archive and (sha256 := self._from_cache(url, key, target)):
                         return sha256
-                    sha256 = self._download(url, key, target, self.max_bytes if archive else _MAX_RECORD_BYTES)
-                except (StormDagsterError, httpx.HTTPError) as error:
-                    failure = _as_failure(error, key, url)
-                    _log.warning("%s", failure.message)
-                    continue
-                if archive:
-                    self._into_cache(target, sha256)
-                return sha256
+                    sha256 = self._download(url, key, target, self._max_bytes if archive else _MAX_RECORD_BYTES)
+                except StormDagsterError as error:
+                    failure = error
+                except httpx.HTTPError as error:
+                    why = error or type(error).__name__
+                    failure = Unavailable(f"code {key!r} cannot be fetched from {url}: {why}")
+                else:
+                    if archive:
+                        with suppress(FileExistsError):
+                            os.link(target, self._cache / sha256)
+                    return sha256
+                _log.warning("%s", failure.message)
         raise failure
 
     def _from_cache(self, url: str, key: str, target: Path) -> str | None:
@@ -221,12 +226,6 @@ class Localizer:
             return None
         return sha256
 
-    def _into_cache(self, path: Path, sha256: str) -> None:
-        try:
-            os.link(path, self._cache / sha256)
-        except FileExistsError:
-            pass
-
     def _download(self, url: str, key: str, target: Path, most: int) -> str:
         digest = hashlib.sha256()
         size = 0
@@ -239,7 +238,7 @@ class Localizer:
             if not announced:
                 raise Corrupt(f"{url} came without X-Content-SHA256: is a nimbus listening there?")
             with target.open("wb") as sink:
-                for chunk in response.iter_raw(self.chunk_bytes):
+                for chunk in response.iter_raw(self.conf["storm.blobstore.inputstream.buffer.size.bytes"]):
                     size += len(chunk)
                     if size > most:
                         raise InvalidTopology(f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes")
@@ -259,16 +258,8 @@ class Localizer:
         return sha256
 
 
-def _as_failure(error: StormDagsterError | httpx.HTTPError, key: str, url: str) -> StormDagsterError:
-    if isinstance(error, StormDagsterError):
-        return error
-    return Unavailable(f"code {key!r} cannot be fetched from {url}: {error or type(error).__name__}")
-
-
 def _check_conf(path: Path, code_dir: str) -> None:
     try:
-        conf = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        conf = None
-    if not isinstance(conf, dict):
-        raise Corrupt(f"conf of code {code_dir!r} is not a JSON object: submit the topology again")
+        read_json_object(path, "")
+    except (Corrupt, RecursionError):
+        raise Corrupt(f"conf of code {code_dir!r} is not a JSON object: submit the topology again") from None

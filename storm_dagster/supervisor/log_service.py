@@ -79,7 +79,7 @@ class LogService:
         logs.add_to(api)
         handlers = {
             "health": lambda: {"status": "ok", "id": self._id, "version": storm_dagster.__version__},
-            "workers": lambda: {"workers": self._rows()},
+            "workers": lambda: {"workers": [_row(live) for live in sorted(self._workers(), key=lambda one: one.port)]},
             "restart": self._restart,
         }
         api.add("storm_dagster.supervisor", handlers)
@@ -88,9 +88,6 @@ class LogService:
         app.router.redirect_slashes = False
         guarded = Authentication(app, self._security, conf.values, lambda name: None)
         return Guard(guarded, hosts=allowed_hosts([host]), observe=lambda *_: None, routes=routes)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [_row(live) for live in sorted(self._workers(), key=lambda one: one.port)]
 
     def _at(self, port: int) -> list[LiveWorker]:
         found = [live for live in self._workers() if live.port == port]

@@ -6,6 +6,7 @@ The identity is pid, start time and boot id. Deaths are noticed by pidfds, for c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -121,10 +122,8 @@ class ProcessWatch:
             blind = any(handle < 0 for _, handle in watched.values())
             ready = {descriptor for descriptor, _ in poll.poll(_POLL_MS if blind else None)}
             if self._woken in ready:
-                try:
+                with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
-                except BlockingIOError:
-                    pass
             for key, (process, handle) in watched.items():
                 # A different start time means that the process died before its pidfd was opened.
                 if (handle in ready or handle < 0 or key not in self._seen) and not process.alive():

@@ -109,10 +109,9 @@ class SlotTable:
         """Apply the desired work to every slot."""
         for port, topologies in claims.contested.items():
             if self._contested.get(port) != topologies:
+                many = " and ".join(topologies)
                 _log.error(
-                    "slot %d is claimed by %s at once: it keeps what it runs until only one claims it",
-                    port,
-                    " and ".join(topologies),
+                    "slot %d is claimed by %s at once: it keeps what it runs until only one claims it", port, many
                 )
         self._contested = claims.contested
         for port in sorted({*self.slots, *claims.work}):
@@ -169,14 +168,9 @@ class SlotTable:
         after, instructions = step(before, event, now, self.limits)
         self.slots[port] = after
         if after.state != before.state:
-            _log.info(
-                "slot %d: %s -> %s (%s)%s",
-                port,
-                before.state,
-                after.state,
-                after.wanted.topology_id if after.wanted else "nothing wanted",
-                f": {after.reason}" if after.reason else "",
-            )
+            wanted = after.wanted.topology_id if after.wanted else "nothing wanted"
+            reason = f": {after.reason}" if after.reason else ""
+            _log.info("slot %d: %s -> %s (%s)%s", port, before.state, after.state, wanted, reason)
         for instruction in instructions:
             self._execute(port, instruction, now)
             if isinstance(instruction, model.Report):

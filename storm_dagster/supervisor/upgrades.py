@@ -97,15 +97,9 @@ class Upgrades:
                 # One at a time: what comes next is decided from what then stands there.
                 continue
             state = self.states[topology_id]
-            move = next_move(
-                address,
-                state,
-                former,
-                runs.get((topology_id, port)),
-                boot_id=self._boot_id,
-                boot_now=self.boot_now(),
-                launch_secs=self.launch_secs,
-            )
+            run = runs.get((topology_id, port))
+            times = {"boot_now": self.boot_now(), "launch_secs": self.launch_secs}
+            move = next_move(address, state, former, run, boot_id=self._boot_id, **times)
             if move is not None:
                 self._write(cluster, topology_id, state, move)
                 stale.add(topology_id)

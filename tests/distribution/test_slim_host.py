@@ -106,7 +106,7 @@ def test_a_verb_names_the_part_that_it_lacks(verb: list[str], kind: str, part: s
     [
         ("import storm_dagster.defs", "dagster"),
         ("import storm_dagster; storm_dagster.build_storm_defs", "dagster"),
-        ("import storm_dagster.worker.dataplane.routes as r; r.resolve('storm_dagster.spark.assignment.assign_tasks:X')", "pyarrow"),
+        ("import storm_dagster.worker.dataplane.routes as r; r.resolve('storm_dagster.spark.assignment.groups:X')", "pyarrow"),
         ("import storm_dagster.api.spark_session as s; s._connect(('local', 'local[1]'), {})", "pyspark"),
     ],
     ids=["definitions", "public name", "class of a component", "spark component"],

@@ -61,7 +61,7 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
 def test_the_environment_lets_python_workers_import_this_package() -> None:
     environment = spark_environment({"PYTHONPATH": "/a", "SPARK_REMOTE": "sc://elsewhere", "PATH": os.environ["PATH"]})
     root, *rest = environment["PYTHONPATH"].split(os.pathsep)
-    assert (Path(root) / "storm_dagster" / "spark" / "assignment" / "assign_tasks.py").is_file()
+    assert (Path(root) / "storm_dagster" / "spark" / "assignment" / "groups.py").is_file()
     assert rest == ["/a"]
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert "SPARK_REMOTE" not in environment
@@ -83,7 +83,7 @@ def test_a_server_that_ends_at_once_is_reported() -> None:
 def test_what_runs_in_python_workers_is_light() -> None:
     """Neither the driver's side nor pydantic is imported where tasks are placed."""
     code = (
-        "import sys; from storm_dagster.spark.assignment import allocate_slots, assign_tasks, request_slots; "
+        "import sys; from storm_dagster.spark.assignment import groups; "
         "print([name for name in ('pyspark', 'pandas', 'pydantic', 'dagster') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, InvalidTopology, KeyNotFound, Unavailable
 from storm_dagster.supervisor.localizer import Localizer
 from storm_rigs.blob_server import BlobServer, zip_bytes
@@ -23,7 +24,9 @@ def make(tmp_path: Path, blob_server: BlobServer) -> Iterator[Callable[..., Loca
     made: list[Localizer] = []
 
     def build(*urls: str, **options: Any) -> Localizer:
-        localizer = Localizer(tmp_path, lambda: urls or (blob_server.url,), **{"idle_secs": 5.0, **options})
+        conf = {**default_conf(), "nimbus.file.copy.expiration.secs": 5.0, **options.pop("conf", {})}
+        options = {"stop": threading.Event(), **options}
+        localizer = Localizer(tmp_path, lambda: urls or (blob_server.url,), conf, **options)
         localizer.prepare()
         made.append(localizer)
         return localizer
@@ -93,7 +96,7 @@ def test_what_fails_leaves_nothing(make: Callable[..., Localizer], blob_server: 
     blob_server.put_code(CODE)
     key = f"{CODE}-stormjar.jar"
     with pytest.raises(Unavailable, match="no nimbus is known"):
-        Localizer(tmp_path, lambda: ()).fetch(CODE)
+        Localizer(tmp_path, lambda: (), default_conf(), threading.Event()).fetch(CODE)
     with pytest.raises(Unavailable, match="cannot be fetched from http"):
         make("http://127.0.0.1:1").fetch(CODE)
     with pytest.raises(KeyNotFound):
@@ -104,7 +107,7 @@ def test_what_fails_leaves_nothing(make: Callable[..., Localizer], blob_server: 
     assert blob_server.gets(key) == 3  # and no more than three
     blob_server.lies.clear()
     with pytest.raises(InvalidTopology, match="larger than 10 bytes"):
-        make(max_bytes=10).fetch(CODE)
+        make(conf={"nimbus.upload.max.bytes": 10}).fetch(CODE)
     blob_server.blobs[f"{CODE}-stormconf.ser"] = b"[1]"
     with pytest.raises(Corrupt, match="not a JSON object"):
         make().fetch(CODE)

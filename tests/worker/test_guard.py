@@ -297,7 +297,7 @@ def test_metrics_are_numbers_that_every_report_can_hold() -> None:
 
 def test_a_report_that_cannot_be_encoded_costs_no_acks() -> None:
     peer = Peer(("s", 1), "127.0.0.1:1", None)  # type: ignore[arg-type]
-    peer.acks[1] = [1, 2]
+    peer.by_task["acks"][1] = [1, 2]
     peer.report = object()
     frames = list(peer.frames("token", 10, lambda *_: None))
     assert len(frames) == 1 and peer.report is None

@@ -14,7 +14,7 @@ from storm_dagster.core.acking import AckerResult, AckTracker
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.engine.lost_workers import WorkerBits
+from storm_dagster.worker.engine.acks import WorkerBits
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 SECS = 15.0

@@ -3,6 +3,5 @@
 Supervisors, topologies, executors and present assignments are DataFrames. Free slots are ranked by a window;
 slots are allocated to topologies in order in one Arrow group over workers and supervisors; tasks are assigned
 per topology, in parallel. The groups call the rules of ``core.scheduling``, as the local planner does. What
-runs in Spark's Python workers (``request_slots``, ``allocate_slots``, ``assign_tasks`` and what they import) needs
-only the standard library, pyarrow and constants of ``model``.
+runs in Spark's Python workers (``groups`` and what it imports) needs only the standard library, pyarrow and constants of ``model``.
 """

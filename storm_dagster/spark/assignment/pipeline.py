@@ -15,10 +15,8 @@ from storm_dagster.core.scheduling.outcome import placement_of
 from storm_dagster.core.scheduling.units import Row, service_order
 from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
-from storm_dagster.spark.assignment.allocate_slots import allocate_slots
-from storm_dagster.spark.assignment.assign_tasks import assign_tasks
 from storm_dagster.spark.assignment.frames import Frames, batch_frames
-from storm_dagster.spark.assignment.request_slots import request_slots
+from storm_dagster.spark.assignment.groups import allocate_slots, assign_tasks, request_slots
 from storm_dagster.spark.assignment.schema import ALLOCATED, PLACED, SLOT_REQUEST, SLOT_REQUESTS, ddl, ddl_type
 
 if TYPE_CHECKING:

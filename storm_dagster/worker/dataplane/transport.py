@@ -6,21 +6,26 @@ backlog, and a backlog pauses the spouts of this worker.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.peers import can_tell_users, is_own_peer
 from storm_dagster.model.values import encode_value
 from storm_dagster.model.wire import MAX_FRAME_BYTES, MAX_FRAME_CONTAINERS, Frame, can_travel, encode_frame
 from storm_dagster.operations.live.worker_curve import secure_client, secure_server
-from storm_dagster.worker.dataplane.own_users import refuse_other_users
 from storm_dagster.worker.dataplane.routes import split_bundle
 
 _log = logging.getLogger(__name__)
@@ -61,37 +66,33 @@ Broken = Callable[[Any, Any, Exception], None]
 """(link, bundle, error) of a tuple that cannot be encoded."""
 
 
+@dataclass(eq=False)
 class Peer:
     """Another worker: output of this pass for it, and its backlog."""
 
-    def __init__(self, slot: tuple[str, int], address: str, socket: zmq.Socket[bytes]) -> None:
-        self.slot = slot
-        self.address = address
-        self.socket = socket
-        self.alive = False
-        """Whether its node exists in ZooKeeper."""
-        self.token = ""
-        """Start token of its worker, if there is one."""
-        self.bit = 0
-        """See ``WorkerBits``."""
-        self.dirty: list[Any] = []
-        """Links with buffered bundles."""
-        self.acks: dict[int, list[int]] = {}
-        self.inits: dict[int, list[int]] = {}
-        self.fails: dict[int, list[int]] = {}
-        self.acked: dict[int, list[int]] = {}
-        self.failed: dict[int, list[int]] = {}
-        self.lost: dict[int, list[int]] = {}
-        self.touched: list[tuple[int, str, list[int]]] = []
-        self.reasons: list[tuple[int, int, str, str]] = []
-        """Of what is in ``fails`` and ``failed``."""
-        self.pressure: bool | None = None
-        self.full: list[str] | None = None
-        self.report: Any = None
-        self.loads: list[tuple[int, float]] | None = None
-        self.backlog: Backlog = deque()
-        self.backlog_bytes = 0
-        self.dropped = 0
+    slot: tuple[str, int]
+    address: str
+    socket: zmq.Socket[bytes]
+    alive: bool = False
+    """Whether its node exists in ZooKeeper."""
+    token: str = ""
+    """Start token of its worker, if there is one."""
+    bit: int = 0
+    """See ``WorkerBits``."""
+    dirty: list[Any] = field(default_factory=list)
+    """Links with buffered bundles."""
+    by_task: dict[str, dict[int, list[int]]] = field(default_factory=lambda: {name: {} for name in _BY_TASK})
+    """One of ``KINDS`` and ``VERDICTS`` -> task -> numbers."""
+    touched: list[tuple[int, str, list[int]]] = field(default_factory=list)
+    reasons: list[tuple[int, int, str, str]] = field(default_factory=list)
+    """Of what is in ``fails`` and ``failed`` of :attr:`by_task`."""
+    pressure: bool | None = None
+    full: list[str] | None = None
+    report: Any = None
+    loads: list[tuple[int, float]] | None = None
+    backlog: Backlog = field(default_factory=deque)
+    backlog_bytes: int = 0
+    dropped: int = 0
 
     def has_news(self) -> bool:
         """Whether there is content for the next frame."""
@@ -101,7 +102,7 @@ class Peer:
             or self.pressure is not None
             or self.report is not None
             or self.loads is not None
-            or any(getattr(self, name) for name in _BY_TASK)
+            or any(self.by_task.values())
         )
 
     def frames(self, token: str, most: int, broken: Broken) -> Iterator[bytes]:
@@ -112,6 +113,7 @@ class Peer:
         """
         dirty, self.dirty = self.dirty, []
         taken = [(link, link.take()) for link in dirty]
+        by_task: dict[str, Any] = {name: list(numbers.items()) for name, numbers in self.by_task.items()}
         frame = first = Frame(
             token,
             pressure=self.pressure,
@@ -121,10 +123,9 @@ class Peer:
             to=self.token,
             touched=self.touched,
             reasons=self.reasons,
-            **{name: list(getattr(self, name).items()) for name in _BY_TASK},
+            **by_task,
         )
-        for name in _BY_TASK:
-            setattr(self, name, {})
+        self.by_task = {name: {} for name in _BY_TASK}
         self.touched, self.reasons = [], []
         self.pressure = self.report = self.loads = self.full = None
         groups: list[Any] = []
@@ -157,6 +158,30 @@ def _notice_silence(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+
+
+def _refuse_other_users(listener: zmq.Socket[bytes]) -> None:
+    """Before ``bind``: end connections of other users of this machine, in a thread, until the socket's context ends.
+
+    They may send before they end, but know no token. Does nothing where the kernel names no users.
+    """
+    if can_tell_users():
+        threading.Thread(
+            target=_watch_users, args=(listener.get_monitor_socket(zmq.EVENT_ACCEPTED),), daemon=True
+        ).start()
+
+
+def _watch_users(events: zmq.Socket[bytes]) -> None:
+    log = _log.warning
+    with events, contextlib.suppress(zmq.ContextTerminated):
+        while event := recv_monitor_message(events):
+            # It may have left, and its descriptor be another socket's.
+            with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(event["value"])) as link:
+                own, peer = link.getsockname(), link.getpeername()
+                if str(own[1]) == event["endpoint"].rpartition(b":")[2].decode() and not is_own_peer(own, peer):
+                    link.shutdown(socket.SHUT_RDWR)
+                    log("connections of other users of this machine are ended: set storm.secret.file")
+                    log = _log.debug
 
 
 def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
@@ -223,7 +248,7 @@ class Transport:
         _notice_silence(self._router)
         secure_server(self._router, link_key)
         if not link_key:
-            refuse_other_users(self._router)
+            _refuse_other_users(self._router)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             self._router.bind(f"tcp://{host}:{port}")
@@ -330,10 +355,8 @@ class Transport:
         """Sleep until a message arrives, :meth:`wake` is called, or ``secs`` have passed."""
         millis = None if secs is None else max(1, int(secs * 1000 + 0.5))
         if any(ready == self._wakeup for ready, _ in self._poller.poll(millis)):
-            try:
+            with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wakeup)
-            except BlockingIOError:
-                pass
 
     def wake(self) -> None:
         """End :meth:`wait`; any thread."""

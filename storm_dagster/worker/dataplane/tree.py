@@ -48,7 +48,7 @@ class Tree(msgspec.Struct, eq=False, gc=False):
     """The trees (a tuple of them) that this joint tree keeps open, if its tuples have several anchors."""
     failed: bool = False
     peers: int = 0
-    """Bits of the other workers that it sent tuples to (``engine.lost_workers``)."""
+    """Bits of the other workers that it sent tuples to (``engine.acks``)."""
 
 
 def leaves(tree: Tree) -> Iterator[Tree]:

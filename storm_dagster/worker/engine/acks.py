@@ -2,18 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from storm_dagster.core.acking import AckerResult
 from storm_dagster.model.wire import Frame, decode_frame
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import KINDS, VERDICTS, Peer, Transport
-from storm_dagster.worker.engine.lost_workers import WorkerBits
 from storm_dagster.worker.engine.system import Acker
 from storm_dagster.worker.tasks.results import ResultTracker
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
+
+Slot = tuple[str, int]
+
+
+class WorkerBits:
+    """A bit for each other worker, so that a tree notes in one number which of them have parts of it. The worker that replaces a lost one in its slot has a bit of its own.
+
+    Tuples for a slot without a worker count as the next worker's, which will receive them.
+    """
+
+    def __init__(self, keep_secs: float) -> None:
+        """``keep_secs``: time for which trees may still name a lost worker."""
+        self._keep = keep_secs
+        self._keys: dict[Slot, str] = {}
+        """Slot -> start token of its worker; ``host:port`` while there is none."""
+        self._bits: dict[str, int] = {}
+        self._lost: dict[str, tuple[int, float]] = {}
+        """Start token of a lost worker -> its bits, and when they may be used again."""
+
+    def place(self, slots: Collection[Slot], tokens: Mapping[str, Slot], now: float) -> int:
+        """Apply the slots in use and the live workers; the bits of the workers that are gone since the last call."""
+        live = {slot: token for token, slot in tokens.items()}
+        gone = 0
+        for slot in {*self._keys, *slots}:
+            before, empty = self._keys.pop(slot, ""), f"{slot[0]}:{slot[1]}"
+            key = live.get(slot, empty) if slot in slots else ""
+            if key:
+                self._keys[slot] = key
+            if key == before:
+                continue
+            if key:
+                self._lost.pop(key, None)
+            if key and before == empty:
+                self._bits[key] = self._bits.pop(empty) | self._bits.get(key, 0)
+                continue
+            if before:
+                bits = self._bits.pop(before)
+                self._lost[before] = (bits, now + self._keep)
+                gone |= bits
+            if key:
+                self.bit_of(key, now)
+        return gone
+
+    def of_slot(self, slot: Slot) -> tuple[str, int]:
+        """(start token or ``""``, bits) of the worker of a slot."""
+        key = self._keys.get(slot, "")
+        return ("" if ":" in key else key, self._bits.get(key, 0))
+
+    def bit_of(self, token: str, now: float) -> int:
+        """The bits of a worker, also of one that is not known yet; 0: it is lost."""
+        if token in self._lost:
+            return 0
+        if token not in self._bits:
+            self._lost = {one: entry for one, entry in self._lost.items() if entry[1] > now}
+            taken = reduce(or_, [*self._bits.values(), *(bits for bits, _ in self._lost.values())], 0)
+            self._bits[token] = ~taken & (taken + 1)
+        return self._bits[token]
+
+    def tokens_of(self, bits: int) -> Iterator[str]:
+        """The start tokens of workers, lost ones included."""
+        for token, own in (*self._bits.items(), *((token, entry[0]) for token, entry in self._lost.items())):
+            if own & bits and ":" not in token:
+                yield token
 
 
 class AckExchange:
@@ -113,14 +177,14 @@ class AckExchange:
         for verdict in VERDICTS:
             for task, roots in getattr(result, verdict).items():
                 if not self._notify(verdict, task, roots) and (peer := self._peer_of(task)) is not None:
-                    getattr(peer, verdict).setdefault(task, []).extend(roots)
+                    peer.by_task[verdict].setdefault(task, []).extend(roots)
                     if verdict == "failed":
                         self._explain(peer, roots)
         if result.unrouted:
             self._notify("failed", 0, result.unrouted)
             if self._transport is not None:
                 for peer in self._transport.peers.values():
-                    peer.failed.setdefault(0, []).extend(result.unrouted)
+                    peer.by_task["failed"].setdefault(0, []).extend(result.unrouted)
                     self._explain(peer, result.unrouted)
 
     def _explain(self, peer: Peer, roots: Iterable[int]) -> None:
@@ -160,13 +224,11 @@ class AckExchange:
         if not count:
             # No ackers any more: pending tuples time out.
             return False
-        ack_lists: list[list[int]] = [[] for _ in ackers]
+        init_lists, ack_lists, fail_lists = ([[] for _ in ackers] for _ in KINDS)
         for root, value in acks.items():
             ack_lists[root % count] += (root, value)
-        init_lists: list[list[int]] = [[] for _ in ackers]
         for root, value, task in inits:
             init_lists[root % count] += (root, value, task)
-        fail_lists: list[list[int]] = [[] for _ in ackers]
         for root in fails:
             fail_lists[root % count].append(root)
         result = AckerResult()
@@ -177,7 +239,7 @@ class AckExchange:
             elif (peer := self._peer_of(task)) is not None:
                 for kind, flat in zip(KINDS, flats, strict=True):
                     if flat:
-                        getattr(peer, kind).setdefault(task, []).extend(flat)
+                        peer.by_task[kind].setdefault(task, []).extend(flat)
                 self._explain(peer, flats[KINDS.index("fails")])
         parts: dict[tuple[int, int], list[int]] = {}
         for root, bits in touched:

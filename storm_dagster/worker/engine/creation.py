@@ -1,15 +1,21 @@
-"""Creation of the runners of users' components."""
+"""Creation and graceful end of tasks."""
 
 from __future__ import annotations
 
 import inspect
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from storm_dagster.api.context import TopologyContext
-from storm_dagster.model.topology import ComponentSpec
+from storm_dagster.model.topology import ComponentSpec, TopologySpec
 from storm_dagster.worker.dataplane.routes import resolve
 from storm_dagster.worker.tasks.bolts import BoltRunner
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutRunner
+
+Attempt = Callable[[Runner, str, Callable[[], Any]], None]
+"""(task, what, action): run the action, and report its error."""
 
 
 def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
@@ -21,22 +27,58 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
         from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
-    blocking = concurrent = takes_messages = False
     try:
         code = resolve(part.object.python or "")
-        blocking = bool(getattr(code, "blocking", False))
-        takes_messages = is_spout and bool(getattr(code, "_takes_peer_messages", False))
-        concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
     except shared.catches:
         # The first start reports the same error.
-        blocking = False
-    if blocking or concurrent:
+        code = None
+    concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
+    if concurrent or getattr(code, "blocking", False):
         from storm_dagster.worker.tasks.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
         from storm_dagster.worker.tasks.thread_spouts import BlockingSpoutRunner
 
         if is_spout:
             spout = BlockingSpoutRunner(shared, context, part)
-            spout.takes_peer_messages = takes_messages
+            spout.takes_peer_messages = bool(getattr(code, "_takes_peer_messages", False))
             return spout
         return (AsyncBoltRunner if concurrent else BlockingBoltRunner)(shared, context, part)
     return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)
+
+
+def close_runners(runners: Sequence[Runner], attempt: Attempt, until: float, *, retire: bool) -> None:
+    """Close tasks in this order. All threads end side by side, until a moment of ``time.monotonic()``; then those that
+    have not ended are left behind."""
+    for runner in runners:
+        attempt(runner, "close", lambda runner=runner: runner.begin_close(retire=retire))
+    # The others close while the threads end.
+    waiting: list[Runner] = []
+    for index, runner in enumerate(runners):
+        if not runner.has_ended():
+            waiting.append(runner)
+            continue
+        attempt(runner, "close", runner.retire if retire else runner.close)
+        for reader in () if retire else runners[index + 1 :]:
+            if reader.queue and isinstance(reader, BoltRunner) and reader.status == "running":
+                # What the other one emitted while it closed.
+                attempt(reader, "process", lambda reader=reader: reader.run(reader.shared.clock()))
+    while waiting:
+        over = time.monotonic() >= until
+        for runner in list(waiting):
+            if runner.has_ended() or over:
+                waiting.remove(runner)
+                attempt(runner, "close", runner.retire if retire else runner.close)
+        if waiting:
+            time.sleep(0.001)
+
+
+def senders_first(spec: TopologySpec, runners: Iterable[Runner]) -> list[Runner]:
+    """The tasks, each one after those that it reads, as far as there is no cycle."""
+    order: list[str] = []
+    rest = {name: {item.component for item in part.inputs} for name, _, part in spec.components()}
+    while rest:
+        ready = [name for name, read in rest.items() if not read & rest.keys()] or [next(iter(rest))]
+        order += ready
+        for name in ready:
+            del rest[name]
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(runners, key=lambda runner: places.get(runner.component, 0))

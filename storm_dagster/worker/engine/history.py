@@ -98,9 +98,9 @@ class TopologyHistory:
         self._marks = {key: marks for key, marks in self._marks.items() if key in wanted}
         self._starts = {key: starts for key, starts in self._starts.items() if key in wanted}
 
-    def restarts(self, key: str, now: float, within: float = 600.0) -> int:
+    def restarts(self, key: str, now: float) -> int:
         """How often a process of the slot was replaced in the last ten minutes."""
-        return sum(1 for at in self._starts.get(key, ()) if now - at < within)
+        return sum(1 for at in self._starts.get(key, ()) if now - at < 600.0)
 
     def flow(self, now: float) -> Figures:
         """``{"components": {id: figures by column, and "lag_rate"}, "tasks": {id: {"rate", "busy"}}, "edges": {id: {input: rate}},

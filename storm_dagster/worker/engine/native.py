@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,8 @@ from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
 from storm_dagster.worker.engine.acks import AckExchange
-from storm_dagster.worker.engine.closing import close_runners, senders_first
-from storm_dagster.worker.engine.creation import make_runner
-from storm_dagster.worker.engine.loads import Loads
-from storm_dagster.worker.engine.pressure import Pressure
+from storm_dagster.worker.engine.creation import close_runners, make_runner, senders_first
+from storm_dagster.worker.engine.pressure import Loads, Pressure
 from storm_dagster.worker.engine.system import Acker, TopologyMaster
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -38,31 +39,22 @@ _MOST_HELD = 10_000
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
 
 
+@dataclass(eq=False, kw_only=True)
 class NativeEngine:
     """Tasks and tuples of a worker. Used only by the loop, which owns process, lease, sockets and clock."""
 
-    def __init__(
-        self,
-        *,
-        topology_id: str,
-        spec: TopologySpec,
-        conf: Mapping[str, Any],
-        shared: Shared,
-        transport: Transport | None,
-        slot: tuple[str, int],
-        host: str = "127.0.0.1",
-        archive: Path | None = None,
-        state_dir: Path | None = None,
-    ) -> None:
-        self.topology_id = topology_id
-        self.spec = spec
-        self.conf = conf
-        self.shared = shared
-        self.transport = transport
-        self.slot = slot
-        self.host = host
-        self.archive = archive
-        self.state_dir = state_dir
+    topology_id: str
+    spec: TopologySpec
+    conf: Mapping[str, Any]
+    shared: Shared
+    transport: Transport | None
+    slot: tuple[str, int]
+    host: str = "127.0.0.1"
+    archive: Path | None = None
+    state_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        conf, shared, transport = self.conf, self.shared, self.transport
         register_classes(conf.get(REGISTER_KEY) or ())
         self.placement: Placement | None = None
         self.runners: dict[int, Runner] = {}
@@ -75,7 +67,7 @@ class NativeEngine:
         self._released = False
         """Whether spouts may start: every worker was ready once, or the wait timed out."""
         self._release_at = shared.clock() + 10.0
-        self._pressure = Pressure(conf, transport, spec)
+        self._pressure = Pressure(conf, transport, self.spec)
         self._loads = Loads(conf, transport)
         shared.redirect = self._redirect
 
@@ -89,13 +81,8 @@ class NativeEngine:
         self.shared.storage.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
         self.close_tasks(self.runners.keys() - placement.open)
         self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
-        same_places = (
-            previous is not None
-            and previous.slots == placement.slots
-            and previous.components == placement.components
-            and previous.open == placement.open
-            and previous.addresses == placement.addresses
-        )
+        places = attrgetter("slots", "components", "open", "addresses")
+        same_places = previous is not None and places(previous) == places(placement)
         if self.transport is not None:
             used = {slot for slot in placement.slots.values() if slot != self.slot}
             addresses = {slot: address for slot, address in placement.addresses.items() if slot in used}
@@ -206,16 +193,9 @@ class NativeEngine:
         self.shared.home_ackers = tuple(index for index, task in enumerate(ackers) if task in self.exchange.ackers)
         for runner in self.runners.values():
             runner.context._tasks = placement.components
-            links: dict[tuple[int, str], Any] = {}
+            link = self._linker(runner.task_id)
             try:
-                routes = build_routes(
-                    self.spec,
-                    tasks_of,
-                    runner.component,
-                    runner.task_id,
-                    self._linker(runner.task_id, links),
-                    runner.context,
-                )
+                routes = build_routes(self.spec, tasks_of, runner.component, runner.task_id, link, runner.context)
             except self.shared.catches as error:
                 # A custom grouping cannot be created: the task must not run with some of its routes.
                 runner.report(error, "groupings")
@@ -223,29 +203,24 @@ class NativeEngine:
                 continue
             runner.wire(routes)
             if runner.takes_peer_messages:
-                link = self._linker(runner.task_id, {})
                 others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
                 runner.peers = {task: link(task, "__peers") for task in others}
             runner.wired = True
         self._pressure.place(placement, self.runners.values())
 
-    def _linker(self, source: int, links: dict[tuple[int, str], Any]) -> Callable[[int, str], Any]:
+    def _linker(self, source: int) -> Callable[[int, str], Any]:
         placement = self.placement
         assert placement is not None
 
+        @cache
         def link(target: int, stream: str) -> Any:
-            found = links.get((target, stream))
-            if found is None:
-                runner = self.runners.get(target)
-                slot = placement.slots[target]
-                if runner is not None:
-                    found = LocalLink(target, runner.queue.append)
-                elif slot == self.slot or self.transport is None:
-                    found = LocalLink(target, self._held.setdefault(target, []).append)
-                else:
-                    found = RemoteLink(target, source, stream, self.transport.peers[slot])
-                links[(target, stream)] = found
-            return found
+            runner = self.runners.get(target)
+            slot = placement.slots[target]
+            if runner is not None:
+                return LocalLink(target, runner.queue.append)
+            if slot == self.slot or self.transport is None:
+                return LocalLink(target, self._held.setdefault(target, []).append)
+            return RemoteLink(target, source, stream, self.transport.peers[slot])
 
         return link
 
@@ -253,7 +228,7 @@ class NativeEngine:
         """Send a tuple on to another task of its component."""
         self.exchange.misdirected += 1
         if self.placement is not None and task in self.placement.slots:
-            link = self._linker(tup.task, {})(task, tup.stream)
+            link = self._linker(tup.task)(task, tup.stream)
             deliver(link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, tup.values)
             self.shared.ledger.ack(tup)
         else:
@@ -326,7 +301,7 @@ class NativeEngine:
         self.shared.active = active
         _log.info("the topology is %s", "active" if active else "inactive")
         for spout in self.exchange.spouts:
-            (spout.activate if active else spout.deactivate)()
+            spout.on_active(active)
         self._update_spouts(self.shared.clock())
 
     def run(self, now: float) -> bool:

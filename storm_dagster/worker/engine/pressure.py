@@ -1,4 +1,7 @@
-"""Back pressure: full queues hold the bolts that send to them, and the spouts that their tuples come from."""
+"""Queues of tasks, here and in other workers: loads for load-aware shuffling, and back pressure.
+
+Full queues hold the bolts that send to them, and the spouts that their tuples come from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from storm_dagster.worker.tasks.runner import MOST_QUOTA, Runner
 
 _REPEAT_SECS = 1.0
 _VALID_SECS = 4.0
-"""A request expires unless the peer repeats it: the peer may have died."""
+"""A request or load expires unless the peer repeats it: it may have died, or the task moved."""
 _BACKLOG_SECS = 1.0
 """Queued work of one task, in seconds, that makes it full, long before tuples time out in the queue."""
 _FEW_TUPLES = 16
@@ -22,6 +25,8 @@ _QUEUE_BYTES = 64 * 1024 * 1024
 """Bytes in one queue, as far as its tuples came from other workers, that make it full."""
 _LARGE_BYTES = 2048
 """Size of a tuple from which a queue may be full by its bytes before it is by its tuples."""
+_REFRESH_SECS = 1.0
+_LEAST_REPORTED = 0.05
 _ALL = "*"
 """In place of a component: all of them. From a peer of an older release, which does not name any."""
 
@@ -162,3 +167,42 @@ class Pressure:
             for peer in transport.peers.values():
                 peer.pressure, peer.full = bool(full), sorted(full) or None
         return changed
+
+
+class Loads:
+    """Loads of all busy tasks. A load is the estimated time to process a task's queue, in seconds, at most 1."""
+
+    def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
+        self._transport = transport
+        self._enabled = not conf.get("topology.disable.loadaware.messaging")
+        self._next = 0.0
+        self._mine: dict[int, float] = {}
+        self._theirs: dict[int, tuple[float, float]] = {}
+        """Task -> (load, its expiry)."""
+
+    def on_report(self, loads: Iterable[tuple[int, float]], now: float) -> None:
+        """Store the changed loads of a peer's tasks."""
+        self._theirs.update((task, (load, now + _VALID_SECS)) for task, load in loads)
+
+    def refresh(self, now: float, runners: Iterable[Runner]) -> None:
+        """Once a second: measure, publish to the peers, and update the shuffles of all tasks."""
+        if not self._enabled or now < self._next:
+            return
+        self._next = now + _REFRESH_SECS
+        runners = list(runners)
+        before, self._mine = self._mine, {}
+        for runner in runners:
+            load = min(1.0, runner.backlog_secs())
+            if load > _LEAST_REPORTED:
+                self._mine[runner.task_id] = round(load, 3)
+        if self._transport is not None and (self._mine or before):
+            # The end of a load is sent once.
+            sent = [*self._mine.items(), *((task, 0.0) for task in before.keys() - self._mine.keys())]
+            for peer in self._transport.peers.values():
+                peer.loads = sent
+        self._theirs = {task: sent for task, sent in self._theirs.items() if sent[1] > now}
+        known = {**{task: load for task, (load, _) in self._theirs.items()}, **self._mine}
+        for runner in runners:
+            for route in runner.routes.values():
+                for shuffle in route.shuffles:
+                    shuffle.refresh([known.get(link.task, 0.0) for link in shuffle.targets])

@@ -64,9 +64,6 @@ class TopologyMaster(Runner):
         self.table = TopologyMasterTable(context.topology_id, self.task_id)
         self.listening = ListeningClock()
 
-    def wire(self, routes: dict[str, Route]) -> None:
-        """Nothing to wire: a topology master sends no tuples."""
-
     def receive(self, report: Any) -> None:
         """Store a worker's report."""
         self.stats.executed += 1

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import Conflict, Misconfigured, StormDagsterError, Unavailable
@@ -44,18 +44,18 @@ _MOST_NAMES = 1000
 """Names beyond these get no id, so that the node stays small."""
 
 
+@dataclass(eq=False)
 class ClusterSync:
     """Synchronizes the worker's node, lease and placement with the assignment until :meth:`stop`."""
 
-    def __init__(
-        self, spec: WorkerSpec, conf: Mapping[str, Any], cluster: StormClusterState, lease: WorkerLease, loop: Loop
-    ) -> None:
-        self.spec = spec
-        self.conf = conf
-        self.cluster = cluster
-        self.lease = lease
-        self.loop = loop
-        self.slot = (spec.node, spec.port)
+    spec: WorkerSpec
+    conf: Mapping[str, Any]
+    cluster: StormClusterState
+    lease: WorkerLease
+    loop: Loop
+
+    def __post_init__(self) -> None:
+        self.slot = (self.spec.node, self.spec.port)
         self._event = threading.Event()
         self._stale = threading.Event()
         """The view must be read again."""
@@ -75,11 +75,10 @@ class ClusterSync:
         """(version of the assignment, task -> component)."""
         self._next_beat = 0.0
         self._dead = ""
-        self._metric_ids = MetricIdsDriver(spec.topology_id, conf, cluster)
+        self._metrics: frozenset[str] | None = None
         self._refreshed = 0.0
         self._levels_known = False
-        session = cluster.session
-        session.add_listener(lambda _: self.request_refresh())
+        self.cluster.session.add_listener(lambda _: self.request_refresh())
 
     # -- from other threads -----------------------------------------------------------------------------
 
@@ -200,7 +199,9 @@ class ClusterSync:
         if own is not None and own.token != spec.token and self._written is not None:
             self._supersede(f"another process (pid {own.pid}) holds {spec.node}:{spec.port}")
             return False
-        held_elsewhere = {task for slot, node in live.items() if slot != self.slot for task in _ids(node)}
+        held_elsewhere = {
+            task for slot, node in live.items() if slot != self.slot for task in decode_ranges(node.tasks)
+        }
         kept_tasks = self._owned & wanted
         owned = kept_tasks | (wanted - held_elsewhere)
         lost = self._owned - owned
@@ -218,27 +219,13 @@ class ClusterSync:
             kept = cluster.read_log_levels(spec.topology_id)
             self.loop.post(lambda: self.loop.restore_levels(kept))
             self._levels_known = True
-        placement = self._placement(assignment, at.version, owned, wanted, live)
-        placement = replace(placement, state=self._read_state_home(assignment, at.version))
-        active = base.status in _RUNNING
-        self.loop.post(lambda: self.loop.place(placement, active))
-        return owned != wanted
-
-    def _placement(
-        self,
-        assignment: Assignment,
-        version: int,
-        owned: frozenset[int],
-        wanted: frozenset[int],
-        live: Mapping[tuple[str, int], WorkerNode],
-    ) -> Placement:
-        if self._components is None or self._components[0] != version:
-            table = self.cluster.read_tasks(self.spec.topology_id)
+        if self._components is None or self._components[0] != at.version:
+            table = cluster.read_tasks(spec.topology_id)
             if table is None:
-                raise Conflict(f"topology {self.spec.topology_id} has no task table: read again")
-            self._components = (version, table.component_of())
-        return Placement(
-            version=version,
+                raise Conflict(f"topology {spec.topology_id} has no task table: read again")
+            self._components = (at.version, table.component_of())
+        placement = Placement(
+            version=at.version,
             slots=assignment.task_slots(),
             addresses={worker.slot: f"{worker.host}:{worker.port}" for worker in assignment.workers},
             components=self._components[1],
@@ -246,7 +233,11 @@ class ClusterSync:
             open=owned,
             tokens={node.token: slot for slot, node in live.items()},
             ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
+            state=self._read_state_home(assignment, at.version),
         )
+        active = base.status in _RUNNING
+        self.loop.post(lambda: self.loop.place(placement, active))
+        return owned != wanted
 
     def _write_node(self) -> None:
         """Write the worker's node if it has changed, or another session owns it."""
@@ -327,17 +318,9 @@ class ClusterSync:
         for component, group in list(self._errors)[:20]:
             with self._errors_lock:
                 task, text, secs, count = self._errors.pop((component, group))
-            self.cluster.report_error(
-                self.spec.topology_id,
-                task,
-                text,
-                component=component,
-                host=self.spec.host,
-                port=self.spec.port,
-                time=secs,
-                count=count,
-                group=group,
-            )
+            place = {"host": self.spec.host, "port": self.spec.port}
+            what = {"component": component, "time": secs, "count": count, "group": group}
+            self.cluster.report_error(self.spec.topology_id, task, text, **place, **what)
 
     def _write_beats(self) -> None:
         now = time.monotonic()
@@ -353,33 +336,19 @@ class ClusterSync:
             self._dead = beats.dead
             self._write_node()
         if self._view[2].status in _RUNNING:
-            self._metric_ids.drive(self.loop.metric_names(), self._view[1])
+            self._register_metrics(self.loop.metric_names()[:_MOST_NAMES], self._view[1])
 
-
-class MetricIdsDriver:
-    """The topology master's registry of metric ids, ``/metrics/<id>``; the first write is the start event."""
-
-    def __init__(self, topology_id: str, conf: Mapping[str, Any], cluster: StormClusterState) -> None:
-        rate = conf.get("topology.metric.sample.rate")
-        self._rate = 1.0 if rate is None else float(rate)
-        self._topology_id = topology_id
-        self._cluster = cluster
-        self._known: frozenset[str] | None = None
-
-    def drive(self, names: list[str], assignment_version: int) -> None:
-        """Register new names; without any, nothing is read or written."""
-        wanted = names[:_MOST_NAMES]
-        if self._known is not None and (self._known.issuperset(wanted) or len(self._known) >= _MOST_NAMES):
+    def _register_metrics(self, wanted: list[str], version: int) -> None:
+        """Register new names of the topology's metrics; the first write is its start event."""
+        known = self._metrics
+        if known is not None and (known.issuperset(wanted) or len(known) >= _MOST_NAMES):
             return
-        record = self._cluster.register_metrics(
-            self._topology_id, self._rate, wanted, assignment_version=assignment_version
+        rate = self.conf.get("topology.metric.sample.rate")
+        record = self.cluster.register_metrics(
+            self.spec.topology_id, 1.0 if rate is None else float(rate), wanted, assignment_version=version
         )
         if record is None:
             return
-        if self._known is None:
+        if known is None:
             _log.info("the topology is active; latencies are taken of %g of the tuples", record.sample_rate)
-        self._known = frozenset(record.ids)
-
-
-def _ids(node: WorkerNode) -> tuple[int, ...]:
-    return decode_ranges(node.tasks)
+        self._metrics = frozenset(record.ids)

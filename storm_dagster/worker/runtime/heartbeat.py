@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from storm_dagster.model.clock import boot_clock
@@ -24,23 +25,18 @@ _BEAT_BYTES = 512
 """Every beat is as long as the others, so that it can be written over the last one."""
 
 
+@dataclass(eq=False)
 class HeartbeatThread:
     """Thread that writes the heartbeat file every ``secs`` seconds, if the loop has advanced since."""
 
-    def __init__(
-        self,
-        path: Path,
-        secs: float,
-        passes: Callable[[], int],
-        status: Callable[[], str],
-        watch: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``watch`` is called every ``secs`` seconds, before the beat."""
-        self._watch = watch
-        self._path = path
-        self._secs = secs
-        self._passes = passes
-        self._status = status
+    path: Path
+    secs: float
+    passes: Callable[[], int]
+    status: Callable[[], str]
+    watch: Callable[[], None] = lambda: None
+    """Called every ``secs`` seconds, before the beat."""
+
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._count = 0
         self._file: int | None = None
@@ -57,44 +53,44 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         seen = -1
-        while not self._stop.wait(self._secs):
-            self._watch()
-            passes = self._passes()
+        while not self._stop.wait(self.secs):
+            self.watch()
+            passes = self.passes()
             if passes != seen:
                 seen = passes
                 self._beat()
 
     def _beat(self) -> None:
         self._count += 1
-        beat = HeartbeatFile(pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self._status())
+        beat = HeartbeatFile(pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self.status())
         text = beat.model_dump_json().ljust(_BEAT_BYTES)
         try:
             if self._file is None:
-                write_atomically(self._path, text)
-                self._file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+                write_atomically(self.path, text)
+                self._file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
             else:
                 # In its place: that also works on a disk that is full.
                 os.pwrite(self._file, text.encode(), 0)
         except OSError as error:
-            _log.warning("the heartbeat file %s cannot be written: %s", self._path, error)
+            _log.warning("the heartbeat file %s cannot be written: %s", self.path, error)
 
 
 class BlockedLoop(StormDagsterError):
     """A component does not return, and blocks all tasks on its worker's loop, or its own task in a thread."""
 
 
+@dataclass(eq=False)
 class Watchdog:
     """Detector of a blocked loop, called by another thread; reports each blockage once."""
 
-    def __init__(
-        self, shared: Shared, passes: Callable[[], int], secs: float, runners: Callable[[], list[Runner]] = list
-    ) -> None:
-        self._shared = shared
-        self._runners = runners
+    shared: Shared
+    passes: Callable[[], int]
+    secs: float
+    runners: Callable[[], list[Runner]] = list
+
+    def __post_init__(self) -> None:
         self._stuck: dict[tuple[int, float], None] = {}
         """(task, start) of the calls in threads that were reported and last."""
-        self._passes = passes
-        self._secs = secs
         self._seen: tuple[int, Runner | None] = (-1, None)
         self._since = 0.0
         self._reported = False
@@ -105,28 +101,27 @@ class Watchdog:
         the message timeout."""
         now = time.monotonic()
         self._check_threads(now)
-        seen = (self._passes(), self._shared.at)
+        seen = (self.passes(), self.shared.at)
         if seen != self._seen:
             self._seen, self._since, self._reported = seen, now, False
             return
         runner = seen[1]
-        if self._reported or runner is None or now - self._since < self._secs:
+        if self._reported or runner is None or now - self._since < self.secs:
             return
         self._reported = True
-        frame = sys._current_frames().get(self._loop)
-        where = component_stack(frame)
+        where = component_stack(sys._current_frames().get(self._loop))
         error = BlockedLoop(
             f"component {runner.component!r} has not returned for {now - self._since:.0f} s, and all other tasks of "
             f"its worker wait for it: set blocking = True on its class (it then has a thread of its own), or make "
             f"process async. It is at:\n{where}"
         )
-        self._shared.report(runner.task_id, runner.component, error, "blocked")
+        self.shared.report(runner.task_id, runner.component, error, "blocked")
 
     def _check_threads(self, now: float) -> None:
         seen, self._stuck = self._stuck, {}
-        for runner in self._runners():
+        for runner in self.runners():
             # Its tuple has timed out by then, so that no honest wait is reported.
-            timeout = max(self._secs, float(runner.conf.get("topology.message.timeout.secs") or 30))
+            timeout = max(self.secs, float(runner.conf.get("topology.message.timeout.secs") or 30))
             for start, method, where in runner.stuck_calls(now - timeout):
                 key = (runner.task_id, start)
                 self._stuck[key] = None
@@ -135,4 +130,4 @@ class Watchdog:
                         f"{method} of component {runner.component!r} has not returned for {now - start:.0f} s, and its "
                         f"task stands still: give its requests a timeout. It is at:\n{where}"
                     )
-                    self._shared.report(runner.task_id, runner.component, error, "stuck")
+                    self.shared.report(runner.task_id, runner.component, error, "stuck")

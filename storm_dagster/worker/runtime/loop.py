@@ -33,6 +33,7 @@ from storm_dagster.model.wire import (
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.engine.master import TopologyMasterTable
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
@@ -150,12 +151,8 @@ class Loop:
         self.engine.activate(active)
         if previous is None or previous.version != placement.version:
             self._next_report = 0.0
-            _log.info(
-                "version %d of the assignment: %d tasks here, %d open",
-                placement.version,
-                len(placement.mine),
-                len(placement.open),
-            )
+            counts = (placement.version, len(placement.mine), len(placement.open))
+            _log.info("version %d of the assignment: %d tasks here, %d open", *counts)
 
     # -- the loop ---------------------------------------------------------------------------------------
 
@@ -394,19 +391,17 @@ class Loop:
         return runner.state.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:
-        master = self.engine.master
-        if master is not None:
-            master.table.receive(self.report(), master.listening.now)
-            times = {
-                "timeout_secs": float(self.engine.conf.get("topology.message.timeout.secs") or 30),
-                "report_secs": self._report_secs,
-            }
-            return {**master.table.document(master.listening.now), **times}
-        from storm_dagster.worker.engine.master import TopologyMasterTable
-
-        alone = TopologyMasterTable(self.spec.topology_id, 0)
-        alone.receive(self.report(), time.monotonic())
-        return alone.document()
+        master, conf = self.engine.master, self.engine.conf
+        now = time.monotonic() if master is None else master.listening.now
+        table = TopologyMasterTable(self.spec.topology_id, 0) if master is None else master.table
+        table.receive(self.report(), now)
+        if master is None:
+            return table.document()
+        times = {
+            "timeout_secs": float(conf.get("topology.message.timeout.secs") or 30),
+            "report_secs": self._report_secs,
+        }
+        return {**table.document(now), **times}
 
 
 def memory_bytes() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import signal
 import sys
@@ -11,16 +10,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.model.conf import default_conf
-from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
+from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec, read_json_object
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync
@@ -53,13 +53,7 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
 
 
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
-    try:
-        topology_conf = json.loads(spec.conf_path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"{spec.conf_path} cannot be read ({error}): the supervisor must fetch it again") from None
-    if not isinstance(topology_conf, dict):
-        raise Corrupt(f"{spec.conf_path} is not a JSON object: the supervisor must fetch it again")
-    topology_conf = resolve_references(topology_conf)
+    topology_conf = resolve_references(read_json_object(spec.conf_path, "the supervisor must fetch it again"))
     topology = decode_topology(spec.topology_path.read_bytes())
     # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
     conf = {**default_conf(), **spec.conf, **{k: v for k, v in topology_conf.items() if v is not None}}
@@ -99,16 +93,12 @@ def run_worker(path: Path) -> int:
     sys.setswitchinterval(0.001)
     transport = _bind(spec, int(conf.get("topology.transfer.batch.size") or 100))
     run_file = RunFile.write(Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port})
-    try:
-        cluster = StormClusterState.open(conf)
-    except StormDagsterError as error:
-        _log.error("%s", error)
-        run_file.remove(Path(spec.home))
-        raise
-    lease = WorkerLease(lease_of(cluster.session))
     code = EXIT_SUPERSEDED
     try:
-        code = _run(spec, conf, topology, transport, cluster, lease)
+        code = _run(spec, conf, topology, transport, StormClusterState.open(conf))
+    except StormDagsterError as error:
+        _log.error("%s", error)
+        raise
     finally:
         transport.close(linger=code == EXIT_STOPPED)
         run_file.remove(Path(spec.home))
@@ -117,13 +107,9 @@ def run_worker(path: Path) -> int:
 
 
 def _run(
-    spec: WorkerSpec,
-    conf: dict[str, Any],
-    topology: TopologySpec,
-    transport: Transport,
-    cluster: StormClusterState,
-    lease: WorkerLease,
+    spec: WorkerSpec, conf: dict[str, Any], topology: TopologySpec, transport: Transport, cluster: StormClusterState
 ) -> int:
+    lease = WorkerLease(lease_of(cluster.session))
     reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
     for handler in logging.getLogger().handlers:
@@ -148,18 +134,10 @@ def _run(
     shared.storage.write, shared.storage.report = sync.publish_opening, reporter
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    heartbeat = HeartbeatThread(
-        Path(spec.heartbeat_path),
-        float(conf.get("worker.heartbeat.frequency.secs") or 1),
-        lambda: loop.passes,
-        loop.status,
-        Watchdog(
-            shared,
-            lambda: loop.passes,
-            float(conf.get("worker.blocked.report.secs") or 5),
-            lambda: list(engine.runners.values()),
-        ).check,
-    )
+    blocked_secs = float(conf.get("worker.blocked.report.secs") or 5)
+    watchdog = Watchdog(shared, lambda: loop.passes, blocked_secs, lambda: list(engine.runners.values()))
+    beat_secs = float(conf.get("worker.heartbeat.frequency.secs") or 1)
+    heartbeat = HeartbeatThread(Path(spec.heartbeat_path), beat_secs, lambda: loop.passes, loop.status, watchdog.check)
     heartbeat.start()
     sync.start()
     gc.collect()
@@ -180,6 +158,7 @@ def task_of(record: logging.LogRecord, shared: Shared) -> dict[str, Any]:
     return {"task": int(task), "component": component} if component and task.isdecimal() else {}
 
 
+@dataclass(eq=False)
 class ErrorReporter:
     """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
 
@@ -187,20 +166,20 @@ class ErrorReporter:
     over the limit has no text and only adds to the count of its group.
     """
 
-    def __init__(
-        self, conf: Mapping[str, Any], record: Callable[[int, str, str, int, str], None], clock: Callable[[], float]
-    ) -> None:
-        self._interval = float(conf.get("topology.error.throttle.interval.secs") or 10)
-        self._most = int(conf.get("topology.max.error.report.per.interval") or 5)
-        self._record = record
-        self._clock = clock
+    conf: Mapping[str, Any]
+    record: Callable[[int, str, str, int, str], None]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._interval = float(self.conf.get("topology.error.throttle.interval.secs") or 10)
+        self._most = int(self.conf.get("topology.max.error.report.per.interval") or 5)
         self._lock = threading.Lock()
         self._windows: dict[int, tuple[float, int]] = {}
         """Task -> (start of the window, errors in it)."""
 
     def __call__(self, task: int, component: str, error: BaseException, where: str) -> None:
         """Log the error, and record it unless the task has reached its limit."""
-        now = self._clock()
+        now = self.clock()
         of_task = {"task": task, "component": component}
         with self._lock:
             start, number = self._windows.get(task, (now, 0))
@@ -213,13 +192,13 @@ class ErrorReporter:
             if number == self._most + 1:
                 many = "task %d (%s): more than %d errors in %g s, more are only counted"
                 _log.error(many, task, component, self._most, self._interval, extra=of_task)
-            self._record(task, component, "", int(time.time()), error_group(error, where))
+            self.record(task, component, "", int(time.time()), error_group(error, where))
             return
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
         text = text.encode("utf-8", "backslashreplace").decode()
         _log.error("task %d (%s): %s: %s", task, component, where, text, extra=of_task)
-        self._record(task, component, f"{where}: {text}", int(time.time()), error_group(error, where))
+        self.record(task, component, f"{where}: {text}", int(time.time()), error_group(error, where))
 
 
 def error_group(error: BaseException, where: str) -> str:

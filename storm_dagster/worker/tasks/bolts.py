@@ -317,7 +317,6 @@ class BoltRunner(Runner):
         return True
 
     def idle_secs(self, now: float) -> float | None:
-        """Seconds until the next checkpoint."""
         return self.state.idle_secs() if self.state is not None else None
 
     def _tick(self) -> None:
@@ -337,7 +336,7 @@ class BoltRunner(Runner):
 
 
 class BaseCollector:
-    """What the collectors of all components have in common."""
+    """What the collectors of all components have in common: see ``Collector``, and ``Runner`` for what they pass on."""
 
     __slots__ = ("_runner",)
 
@@ -345,24 +344,19 @@ class BaseCollector:
         self._runner = runner
 
     def joint(self, tups: Any) -> Tuple:
-        """See ``Collector.joint``."""
         return joint_anchor(tups)
 
     def send_to_peer(self, task: int, values: Any) -> None:
-        """See ``Runner.send_to_peer``."""
         self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
 
     def error(self, error: BaseException, tup: Any = None) -> None:
-        """See ``Component.raise_exception``."""
         self._runner.report(error, "raise_exception")
 
     def metric(self, name: str, value: Any) -> None:
-        """See ``Component.report_metric``."""
         pair = metric_value(name, value)
         self._runner.call_in_loop(lambda: self._runner.metric(*pair))
 
     def count_batch(self, rows: int, nanos: int) -> None:
-        """See ``TaskStats.count_batch``."""
         self._runner.call_in_loop(lambda: self._runner.stats.count_batch(rows, nanos))
 
 

@@ -35,4 +35,4 @@ def open_state(bolt: Any, runner: Runner, *, inline: bool = False) -> StateOpeni
             f"bolt {runner.component!r} has state and an async process: changes of the state could not "
             "be attributed to one tuple; make process a plain method"
         )
-    return StateOpening(bolt, runner, windows, inline=inline)
+    return StateOpening(bolt, runner, windows, inline)

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -128,15 +129,15 @@ class EventDelivery:
         runner.report(error, "events for Dagster")
 
 
+@dataclass(eq=False)
 class EventSender:
     """Thread that posts batches to the leading nimbus; it starts with the first one."""
 
-    def __init__(
-        self, spec: WorkerSpec, cluster: StormClusterState, on_response: Callable[[ReportResponse], None]
-    ) -> None:
-        self._spec = spec
-        self._cluster = cluster
-        self._on_response = on_response
+    spec: WorkerSpec
+    cluster: StormClusterState
+    on_response: Callable[[ReportResponse], None]
+
+    def __post_init__(self) -> None:
         self._batches: queue.SimpleQueue[list[DagsterEvent]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
@@ -152,7 +153,7 @@ class EventSender:
         # Most workers report no events, and need no HTTP client.
         import httpx
 
-        options = Security.of(self._spec.conf).client_options()
+        options = Security.of(self.spec.conf).client_options()
         with httpx.Client(timeout=httpx.Timeout(_REQUEST_SECS, connect=2.0), **options) as http:
             while True:
                 batch = self._batches.get()
@@ -163,16 +164,16 @@ class EventSender:
                 if response.trouble != self._trouble:
                     self._trouble = response.trouble
                     _log.warning("events for Dagster: %s", response.trouble or "they are stored again")
-                self._on_response(response)
+                self.on_response(response)
 
     def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
-        epoch = self._cluster.epoch()
+        epoch = self.cluster.epoch()
         if epoch is None:
             raise Unavailable("no nimbus has led yet: start one")
         response = http.post(
-            f"{epoch[1].http}/v1/topologies/{self._spec.topology_id}/events",
+            f"{epoch[1].http}/v1/topologies/{self.spec.topology_id}/events",
             json={"events": msgspec.to_builtins(batch)},
-            headers={"Authorization": f"Bearer {self._spec.token}"},
+            headers={"Authorization": f"Bearer {self.spec.token}"},
         )
         document: Mapping[str, Any] = response.json()
         if response.status_code != 200:

@@ -6,6 +6,7 @@ neither reads nor writes blocks nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -16,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +35,7 @@ MOST_MESSAGE_BYTES = 64 * 1024 * 1024
 # A process group, to be killed as a whole, in the worker's session, where the supervisor finds it if the worker was
 # killed. (Python 3.10 cannot do that without running code between fork and exec.)
 _GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
+_PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode = msgspec.json.Decoder().decode
 
@@ -76,45 +79,41 @@ def _program(name: str) -> str:
     return str(beside) if beside.is_file() else name
 
 
+@dataclass(eq=False)
 class ShellProcess:
     """One run of a program. The reader's thread calls ``on_output`` with each message, and at the end with its reason, a
     string."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: Path,
-        pid_dir: Path,
-        first: Mapping[str, Any],
-        on_output: Callable[[ShellProcess, Any], None],
-        name: str,
-        on_written: Callable[[], None] = lambda: None,
-    ) -> None:
-        pid_dir.mkdir(parents=True, exist_ok=True)
-        self.pid_dir = pid_dir
-        self.name = name
-        self._on_output = on_output
-        self._on_written = on_written
-        """Called once everything is written, if :meth:`room` found no room before."""
+    command: Sequence[str]
+    folder: Path
+    pid_dir: Path
+    first: InitVar[Mapping[str, Any]]
+    on_output: Callable[[ShellProcess, Any], None]
+    name: str
+    on_written: Callable[[], None] = lambda: None
+    """Called once everything is written, if :meth:`room` found no room before."""
+
+    def __post_init__(self, first: Mapping[str, Any]) -> None:
+        command, folder = self.command, self.folder
+        self.pid_dir.mkdir(parents=True, exist_ok=True)
         self._full = False
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
         """Responses to emits, which are sent before any queued tuple."""
         try:
-            self.process = subprocess.Popen(
-                [_program(command[0]), *command[1:]],
-                cwd=folder if folder.is_dir() else None,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                **_GROUP,
-            )
+            argv = [_program(command[0]), *command[1:]]
+            self.process = subprocess.Popen(argv, cwd=folder if folder.is_dir() else None, **_PIPES, **_GROUP)
         except OSError as error:
             raise InvalidRequest(f"shell component: {command[0]!r} cannot be started: {error}") from None
         self.reported_pid: int | None = None
         self.send(first)
-        for role, target in (("in", self._read), ("out", self._write), ("log", self._log_errors)):
-            threading.Thread(target=target, name=f"{name}-{role}", daemon=True).start()
+        stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
+        for role, target, pipe in (
+            ("in", self._read, stdout),
+            ("out", self._write, stdin),
+            ("log", self._log_errors, stderr),
+        ):
+            threading.Thread(target=target, args=(pipe,), name=f"{self.name}-{role}", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Queue a message for the program; any thread."""
@@ -154,9 +153,7 @@ class ShellProcess:
         except OSError as error:
             _log.debug("%s: %s", self.name, error)
 
-    def _read(self) -> None:
-        stream = self.process.stdout
-        assert stream is not None
+    def _read(self, stream: IO[bytes]) -> None:
         reason = "its output ended"
         try:
             while True:
@@ -164,17 +161,15 @@ class ShellProcess:
                 if isinstance(message, dict) and "pid" in message and self.reported_pid is None:
                     self.reported_pid = int(message["pid"])
                     continue
-                self._on_output(self, message)
+                self.on_output(self, message)
         except EOFError as error:
             code = self.process.poll()
             reason = f"{error} (exit code {code})" if code is not None else str(error)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-        self._on_output(self, reason)
+        self.on_output(self, reason)
 
-    def _write(self) -> None:
-        stream = self.process.stdin
-        assert stream is not None
+    def _write(self, stream: IO[bytes]) -> None:
         try:
             while (raw := self._outgoing.get()) is not None:
                 while self._task_ids:
@@ -184,18 +179,14 @@ class ShellProcess:
                     stream.flush()
                     if self._full:
                         self._full = False
-                        self._on_written()
+                        self.on_written()
         except OSError as error:
             # The reader notices and reports the end of the program too.
             _log.debug("%s: writing: %s", self.name, error)
         finally:
-            try:
+            with contextlib.suppress(OSError):
                 stream.close()
-            except OSError:
-                pass
 
-    def _log_errors(self) -> None:
-        stream = self.process.stderr
-        assert stream is not None
+    def _log_errors(self, stream: IO[bytes]) -> None:
         for line in stream:
             _log.info("%s: %s", self.name, line.decode("utf-8", "replace").rstrip())

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -45,29 +46,24 @@ _METRIC_BYTES = 16 << 10
 _MOST_REASON = 500
 
 
+@dataclass(eq=False, kw_only=True)
 class Shared:
     """State shared by the tasks of a worker. Used only by the loop, unless noted."""
 
-    def __init__(
-        self,
-        *,
-        conf: Mapping[str, Any],
-        owns: Callable[[], bool],
-        wake: Callable[[], None],
-        report: Callable[[int, str, BaseException, str], None],
-        clock: Callable[[], float] = time.monotonic,
-        epoch: float | None = None,
-    ) -> None:
-        self.conf = conf
-        self.clock = clock
-        """Monotonic seconds; tests may use another clock. Any thread."""
-        self._epoch = time.time() - clock() if epoch is None else epoch
-        self.owns = owns
-        """Whether the worker's lease is valid now; cheap, any thread."""
-        self.wake = wake
-        """Wake the loop; any thread."""
-        self.report = report
-        """(task, component, error, context text): log and record an error; any thread."""
+    conf: Mapping[str, Any]
+    owns: Callable[[], bool]
+    """Whether the worker's lease is valid now; cheap, any thread."""
+    wake: Callable[[], None]
+    """Wake the loop; any thread."""
+    report: Callable[[int, str, BaseException, str], None]
+    """(task, component, error, context text): log and record an error; any thread."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds; tests may use another clock. Any thread."""
+    epoch: float | None = None
+    """Of the clock's zero, seconds since 1970; ``None``: by the system's time."""
+
+    def __post_init__(self) -> None:
+        self._epoch = time.time() - self.clock() if self.epoch is None else self.epoch
         self.ledger = Ledger()
         self.events = EventDelivery(self)
         """The tasks' reports to Dagster."""
@@ -263,12 +259,6 @@ class Runner:
     def busy_elsewhere(self) -> bool:
         """Whether a thread or process of the task has work, so that the loop may wait for it."""
         return False
-
-    def deactivate(self) -> None:
-        """Notify the component that the topology is inactive."""
-
-    def activate(self) -> None:
-        """Notify the component that the topology is active."""
 
     def retire(self) -> None:
         """Close the task gracefully while the topology continues: it moves, or reopens with another context."""

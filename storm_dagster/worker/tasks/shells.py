@@ -26,6 +26,10 @@ _log = logging.getLogger("storm_dagster.component")
 _HEARTBEAT_SECS = 1.0
 _TICK = "tick-"
 """Prefix of the ids of ticks."""
+_CHANGED = (
+    "component %r is a program and gets field %s of stream %r of %r changed: JSON has no bytes (they are base64), NaN or "
+    "infinity (null), tuples and sets (lists), dates and other types (text)"
+)
 _starts = itertools.count(1)
 
 
@@ -67,15 +71,10 @@ class ShellRunner(Runner):
         resources = archive / "resources" if archive is not None else Path.cwd()
         folder = self.context._state_dir if archive is None else None
         pid_dir = ((folder or Path.cwd()) / "shell" / f"{self.task_id}-{next(_starts)}").absolute()
-        self.process = ShellProcess(
-            self.part.object.shell,
-            resources,
-            pid_dir,
-            handshake(self.context, self.conf, pid_dir),
-            self._on_output,
-            f"{self.component}-{self.task_id}",
-            self.shared.wake,
-        )
+        first = handshake(self.context, self.conf, pid_dir)
+        name = f"{self.component}-{self.task_id}"
+        command = self.part.object.shell
+        self.process = ShellProcess(command, resources, pid_dir, first, self._on_output, name, self.shared.wake)
         self.last_seen = self.last_start = time.monotonic()
 
     def _on_output(self, process: ShellProcess, message: Any) -> None:
@@ -151,7 +150,6 @@ class ShellRunner(Runner):
         self._restart_at = now + self._restart_pause
 
     def restart(self) -> None:
-        """Replace the program."""
         self.crashed = False
         self.replace("the task crashed")
 
@@ -200,11 +198,9 @@ class ShellBoltRunner(ShellRunner):
         return self.waiting() * self._cost_ns / self._costs / 1e9 if self._costs else 0.0
 
     def has_pending_acks(self) -> bool:
-        """Whether the program has tuples."""
         return bool(self.in_flight)
 
     def busy_elsewhere(self) -> bool:
-        """Whether the program has tuples."""
         return bool(self.in_flight) or bool(self.inbound) or (self.process is None and bool(self.queue))
 
     def run(self, now: float) -> bool:
@@ -237,14 +233,8 @@ class ShellBoltRunner(ShellRunner):
             self.shared.warned.add(self.component)
             fields = self.context.source_fields(tup.component, tup.stream)
             altered = [field for field, value in zip(fields, tup.values, strict=False) if _altered(value)]
-            _log.warning(
-                "component %r is a program and gets field %s of stream %r of %r changed: JSON has no bytes (they are "
-                "base64), NaN or infinity (null), tuples and sets (lists), dates and other types (text)",
-                self.component,
-                ", ".join(map(repr, altered)),
-                tup.stream,
-                tup.component,
-            )
+            fields = ", ".join(map(repr, altered))
+            _log.warning(_CHANGED, self.component, fields, tup.stream, tup.component)
         message = {"id": name, "comp": tup.component, "stream": tup.stream, "task": tup.task, "tuple": tup.values}
         try:
             self.process.send(message)
@@ -275,11 +265,10 @@ class ShellBoltRunner(ShellRunner):
         anchors: list[Tuple] = []
         for name in [given] if isinstance(given, str) else given:
             found = self.in_flight.get(str(name))
-            if found is None and str(name).startswith(_TICK):
-                continue
-            if found is None:
+            if found is not None:
+                anchors.append(found[0])
+            elif not str(name).startswith(_TICK):
                 raise ShellFailure(f"an emit is anchored to {name!r}, which is unknown or acked already")
-            anchors.append(found[0])
         stream = message.get("stream") or "default"
         values, direct = message["tuple"], message.get("task") or None
         route = self.checked_route(values, stream)
@@ -337,9 +326,10 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self.busy = False
         """Whether a command is in progress, until its ``sync``."""
         self._sent_at = 0.0
+        self._last = ""
         self._emitted = False
-        self._pause_until = 0.0
         self.sent_active: bool | None = None
+        """What :meth:`run` has told the program."""
 
     def open(self) -> None:
         """Start the program."""
@@ -349,12 +339,6 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self.emit = self.make_emit()
         self.letters.open()
         self.sent_active = None
-
-    def activate(self) -> None:
-        """Nothing: :meth:`run` sends the change."""
-
-    def deactivate(self) -> None:
-        """Nothing: :meth:`run` sends the change."""
 
     def run(self, now: float) -> bool:
         """Handle the program's messages; when it is idle, send the next command."""
@@ -388,8 +372,6 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self._last = command["command"]
         self.process.send(command)
 
-    _last = ""
-
     def _notify(self, verdict: Verdict, tup_id: Any) -> None:
         self.commands.append({"command": "fail" if verdict in (False, "lost") else "ack", "id": tup_id})
 
@@ -399,12 +381,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
             return None
         return max(0.0, self._pause_until - now)
 
-    def poll_now(self) -> None:
-        """Skip the pause after an empty response."""
-        self._pause_until = 0.0
-
     def busy_elsewhere(self) -> bool:
-        """Whether a command is in progress."""
         return self.busy or bool(self.inbound)
 
     def on_emit(self, message: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ class SpoutBase(Runner):
         self.lost: list[int] = []
         """Roots of trees that a lost worker had parts of."""
         self._next_lost = 0.0
+        self._pause_until = 0.0
         self.at_once: list[Any] = []
         """Tuple ids to ack without tracking (no ackers)."""
         self.send: Callable[..., Any] = make_component
@@ -60,6 +61,10 @@ class SpoutBase(Runner):
 
     def poll_now(self) -> None:
         """Skip the pause after an empty call (for the test harness)."""
+        self._pause_until = 0.0
+
+    def on_active(self, active: bool) -> None:
+        """Notify the spout that the topology is active, or is not any more."""
 
     def make_emit(self) -> Callable[..., list[int] | None]:
         """Create this task's ``emit``. Used only by the loop. See ``BoltRunner._bind`` for why it repeats the bolts'."""
@@ -206,7 +211,6 @@ class SpoutRunner(SpoutBase):
         super().__init__(*args)
         self._empty = 0
         """Empty calls of next_tuple in a row."""
-        self._pause_until = 0.0
 
     def open(self) -> None:
         """Create and connect the spout."""
@@ -280,18 +284,17 @@ class SpoutRunner(SpoutBase):
         return worked
 
     def idle_secs(self, now: float) -> float | None:
-        """Seconds until the next call of ``next_tuple``."""
         if not self.may_emit() or self.full():
             return None
         return max(0.0, self._pause_until - now)
 
-    def activate(self) -> None:
-        """Notify the spout."""
-        self._call("activate")
-
-    def deactivate(self) -> None:
-        """Notify the spout."""
-        self._call("deactivate")
+    def on_active(self, active: bool) -> None:
+        if self.status == "running":
+            name = "activate" if active else "deactivate"
+            try:
+                getattr(self.instance, name)()
+            except self.shared.catches as error:
+                self.on_error(error, name)
 
     def retire(self) -> None:
         """Deactivate the spout, and fail its pending tuples: it may return them to its source."""
@@ -299,7 +302,7 @@ class SpoutRunner(SpoutBase):
             self.deliver_verdicts(self.shared.clock(), self._notify)
             # What it emits in response would never be acked.
             self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
-            self.deactivate()
+            self.on_active(False)
             for tup_id in self.take_pending():
                 self._notify("lost", tup_id)
         self.close()

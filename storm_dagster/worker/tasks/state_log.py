@@ -21,7 +21,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -42,45 +42,39 @@ def state_folder(root: Path, topology: str, component: str) -> Path:
     return root / topology / f"{quote(component, safe='').replace('.', '%2E')}.state"
 
 
+@dataclass(eq=False)
 class StateLog:
     """Open state of one task. Opening reads and writes all of it: do it in a thread.
 
-    ``stamp`` orders assignments (number of the submission, version of the assignment): a worker with a stale
-    assignment must not restore the old number of tasks. ``known``: index of a task -> (division, opening) of its last
-    opening, anywhere. Older state is refused, or with ``take_older`` opened, and :attr:`older` tells.
+    Older state is refused, or with ``take_older`` opened, and :attr:`older` tells.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        division: Partitioning,
-        index: int,
-        stamp: Stamp,
-        merge: Callable[[Any, list[Any]], Any],
-        owns: Callable[[], bool],
-        known: Mapping[int, Position] | None = None,
-        take_older: bool = False,
-    ) -> None:
-        self.folder = folder
-        self.division = division
-        self.index = index
-        self._owns = owns
-        self._merge = merge
-        self._known = known or {}
-        self._take_older = take_older
+    folder: Path
+    division: Partitioning
+    index: int
+    stamp: InitVar[Stamp]
+    """Orders assignments (number of the submission, version of the assignment): a worker with a stale assignment must not
+    restore the old number of tasks."""
+    merge: Callable[[Any, list[Any]], Any]
+    owns: Callable[[], bool]
+    known: Mapping[int, Position] = field(default_factory=dict)
+    """Index of a task -> (division, opening) of its last opening, anywhere."""
+    take_older: bool = False
+
+    def __post_init__(self, stamp: Stamp) -> None:
         self.older = ""
         """How the state that was found is older than the one that the cluster knows."""
         self._file = -1
         self._compaction: _Compaction | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._number = self._enter(stamp)
         self._opening = 0
-        self.contents: Contents = self._load(self._number, index)
-        division_known, opening_known = self._known.get(index, (0, 0))
+        self.contents: Contents = self._load(self._number, self.index)
+        division_known, opening_known = self.known.get(self.index, (0, 0))
         if division_known == self._number:
             self._opening = max(self._opening, opening_known)
         self._publish(self._write(self.contents.snapshot()))
-        for left in self._path(self._number).with_suffix("").glob(f".{index}.*.tmp"):
+        for left in self._path(self._number).with_suffix("").glob(f".{self.index}.*.tmp"):
             left.unlink(missing_ok=True)
         self._remove_old()
 
@@ -91,7 +85,7 @@ class StateLog:
 
     def _found_older(self, found: str, newest: str) -> None:
         text = f"{self.folder} has {found}, and {newest} is known"
-        if not self._take_older:
+        if not self.take_older:
             raise Unavailable(
                 f"the state of task number {self.index} here is older than the last that was acknowledged: {text}. Make "
                 "topology.state.dir the storage that has it, or set topology.state.local: true to go on with this one"
@@ -118,7 +112,7 @@ class StateLog:
     def _enter(self, stamp: Stamp) -> int:
         numbers = self._numbers()
         newest = numbers[-1] if numbers else 0
-        wanted = max((number for number, _ in self._known.values()), default=0)
+        wanted = max((number for number, _ in self.known.values()), default=0)
         if newest < wanted:
             self._found_older(f"division {newest}", f"division {wanted}")
         if numbers:
@@ -157,7 +151,7 @@ class StateLog:
 
     def _load(self, number: int, index: int) -> Contents:
         log = self._logs(number).get(index)
-        division, newest = self._known.get(index, (0, 0))
+        division, newest = self.known.get(index, (0, 0))
         opening = log[0] if log is not None else 0
         if division == number and opening < newest:
             self._found_older(f"opening {opening}", f"opening {newest}")
@@ -179,7 +173,7 @@ class StateLog:
             for other in range(before.tasks):
                 yield other, self._load(earlier[-1], other)
 
-        return division.share(index, old(), self._merge)
+        return division.share(index, old(), self.merge)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -198,7 +192,7 @@ class StateLog:
         """Make the file the task's next opening, and append to it from now on."""
         path = self.folder / f"{self._number:06d}" / f"{self.index}.{self._opening + 1}.log"
         size = temporary.stat().st_size
-        if not self._owns() or not _link(temporary, path):
+        if not self.owns() or not _link(temporary, path):
             temporary.unlink(missing_ok=True)
             raise Unavailable(f"the state in {self.folder} is opened by another worker at the same time: retried later")
         if self._file >= 0:
@@ -246,7 +240,7 @@ class StateLog:
         self._size += len(raw)
 
     def _check(self) -> None:
-        if not self._owns():
+        if not self.owns():
             raise Unavailable("the worker's lease ended while it saved state: its tuples will be replayed")
         if self._path(self._number + 1).exists():
             raise Unavailable("the state was divided over another number of tasks: its tuples will be replayed")

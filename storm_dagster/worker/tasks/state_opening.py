@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING
 
 from storm_dagster.core.keyed_state import Partitioning
 from storm_dagster.model.errors import InvalidRequest, Unavailable
@@ -22,20 +23,17 @@ PUBLISH_SECS = 10.0
 """Longest wait until an opening is known."""
 
 
+@dataclass(eq=False)
 class StateOpening:
     """State and windows of one task, opened in a thread unless ``inline``, so that the loop goes on."""
 
-    def __init__(
-        self,
-        bolt: StatefulBolt | WindowedBolt,
-        runner: Runner,
-        windows: WindowDriver | None = None,
-        *,
-        inline: bool = False,
-    ) -> None:
-        self.bolt = bolt
-        self.windows = windows
-        self._runner = runner
+    bolt: StatefulBolt | WindowedBolt
+    runner: Runner
+    windows: WindowDriver | None
+    inline: InitVar[bool]
+
+    def __post_init__(self, inline: bool) -> None:
+        bolt, runner = self.bolt, self.runner
         self.log: Future[StateLog] = Future()
         self._abandoned = False
         scope = getattr(bolt, "state_scope", None)
@@ -49,16 +47,16 @@ class StateOpening:
         try:
             self.log.set_result(self._opened())
         except BaseException as error:
-            runner = self._runner
+            runner = self.runner
             if isinstance(error, Unavailable):
                 error = Unavailable(f"task {runner.task_id} ({runner.component}): {error.message}")
             self.log.set_exception(error)
         if self._abandoned:
             self.abandon()
-        self._runner.shared.wake()
+        self.runner.shared.wake()
 
     def _opened(self) -> StateLog:
-        context, shared = self._runner.context, self._runner.shared
+        context, shared = self.runner.context, self.runner.shared
         component = context.component
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
@@ -69,7 +67,7 @@ class StateOpening:
             Partitioning(len(tasks), self._by_key),
             tasks.index(context.task_id),
             stamp_of(context),
-            getattr(self.bolt, "merge_states", _keep_first),
+            getattr(self.bolt, "merge_states", lambda key, values: values[0]),
             # `context` also checks that a thread is not detached.
             lambda: context.may_write() and not self._abandoned,
             shared.storage.known_openings(component),
@@ -90,23 +88,19 @@ class StateOpening:
         be opened."""
         log = self.log.result()
         try:
-            state = StateDriver(self.bolt, self._runner, log, self.windows)
+            state = StateDriver(self.bolt, self.runner, log, self.windows)
             if self.windows is not None:
                 self.windows.attach(state)
         except BaseException:
             log.close()
             raise
-        self._runner.state = state
+        self.runner.state = state
 
     def abandon(self) -> None:
         """Close the state as soon as it is open."""
         self._abandoned = True
         if self.log.done() and self.log.exception() is None:
             self.log.result().close()
-
-
-def _keep_first(key: Any, values: list[Any]) -> Any:
-    return values[0]
 
 
 def stamp_of(context: TopologyContext) -> tuple[int, int]:

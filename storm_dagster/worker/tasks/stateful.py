@@ -181,7 +181,8 @@ class StateDriver:
         self.pending_acks: list[Tuple] = []
         """Acks deferred to the next checkpoint."""
         self._process = bolt.process
-        self._again: Callable[[Tuple], None] = getattr(bolt, "process_again", _nothing)
+        # Of a windowed bolt: a tuple that comes again is in its windows.
+        self._again: Callable[[Tuple], None] = getattr(bolt, "process_again", lambda tup: None)
         self._acks_itself = bolt.auto_ack and not getattr(bolt, "_gathers", False)
         collector = bolt._bound()
         self._ack: Callable[[Tuple], None] = collector.ack
@@ -433,10 +434,6 @@ class StateDriver:
             self.checkpoint()
         finally:
             self.log.close()
-
-
-def _nothing(tup: Tuple) -> None:
-    """Of a windowed bolt: a tuple that comes again is in its windows."""
 
 
 def grouped_by_fields(runner: Runner) -> dict[tuple[str, str], list[int]] | None:

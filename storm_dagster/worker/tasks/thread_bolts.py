@@ -154,12 +154,10 @@ class BlockingBoltRunner(ThreadMixin):
             self.next_turn = time.monotonic() + TURN_SECS
 
     def current_anchors(self) -> Any:
-        """The tuple in process."""
         current = self.in_process()
         return () if current is None or not self._anchors_itself else current
 
     def in_process(self) -> Tuple | None:
-        """The tuple in process."""
         return self._current
 
     def _emit_action(
@@ -258,5 +256,4 @@ class AsyncBoltRunner(BlockingBoltRunner):
             window.release()
 
     def in_process(self) -> Tuple | None:
-        """The tuple of the current ``process`` call."""
         return _processing.get()

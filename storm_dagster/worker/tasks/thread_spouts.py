@@ -46,15 +46,9 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             worked = True
         return worked
 
-    def activate(self) -> None:
-        """Notify the spout, in its thread."""
+    def on_active(self, active: bool) -> None:
         if self._thread is not None:
-            self.inbox.put("activate")
-
-    def deactivate(self) -> None:
-        """Notify the spout, in its thread."""
-        if self._thread is not None:
-            self.inbox.put("deactivate")
+            self.inbox.put("activate" if active else "deactivate")
 
     def _last_item(self, retire: bool) -> Any:
         return _RETIRE if retire and self.status == "running" else STOP
@@ -72,7 +66,6 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         return [one for one in found if one[1] != "next_tuple" or not self.inbox.empty()]
 
     def busy_elsewhere(self) -> bool:
-        """Whether the thread has calls for the loop."""
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")
 
     def _may_emit(self) -> bool:

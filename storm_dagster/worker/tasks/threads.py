@@ -117,7 +117,6 @@ class ThreadMixin(Runner, ABC):
         return len(self.queue) + (self.in_flight if self._thread is not None else 0)
 
     def busy_elsewhere(self) -> bool:
-        """Whether the thread has work."""
         return self._thread is not None and (self.in_flight > 0 or bool(self.loop_calls) or self.status != "running")
 
     def begin_close(self, *, retire: bool) -> None:
@@ -144,7 +143,6 @@ class ThreadMixin(Runner, ABC):
         return STOP
 
     def has_ended(self) -> bool:
-        """See :meth:`Runner.has_ended`."""
         ended = self._thread is None or self.instance is None or self._ended.is_set()
         if self._thread is not None:
             self.run_loop_calls()
@@ -162,21 +160,16 @@ class ThreadMixin(Runner, ABC):
         self.context.close()
 
     def retire(self) -> None:
-        """As :meth:`close`."""
         if self._thread is not None and not self._stopping:
             self.begin_close(retire=True)
         self.close()
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
-        """See :meth:`Runner.stuck_calls`."""
         if self._thread is None or self._thread.ident is None:
             return []
-        found = []
-        for start, method, coroutine in [*self._calls.values()]:
-            if start < since:
-                frame = sys._current_frames().get(self._thread.ident)
-                found.append((start, method, component_stack(frame, coroutine)))
-        return found
+        frame = sys._current_frames().get(self._thread.ident)
+        calls = [call for call in [*self._calls.values()] if call[0] < since]
+        return [(start, method, component_stack(frame, coroutine)) for start, method, coroutine in calls]
 
     def report(self, error: BaseException, where: str) -> None:
         """As :meth:`Runner.report`; any thread."""
@@ -341,7 +334,6 @@ class _ThreadCollector(BaseCollector):
         self.emit = runner.emit_from_thread
 
     def ack(self, tup: Tuple) -> None:
-        """See ``Bolt.ack``."""
         runner = self._runner
         check_received(tup, runner.component)
         runner.call_in_loop(lambda: runner.ack(tup))
@@ -361,7 +353,6 @@ class _ThreadCollector(BaseCollector):
         runner.call_in_loop(in_loop)
 
     def fail(self, tup: Tuple, reason: Any = None) -> None:
-        """See ``Bolt.fail``."""
         runner = self._runner
         check_received(tup, runner.component)
         why = runner.reason_of(reason)
@@ -372,7 +363,6 @@ class _ThreadCollector(BaseCollector):
         return self._runner.call_in_loop_and_wait(lambda: self._runner.give_up(*letter))  # type: ignore[attr-defined]
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
-        """See ``Collector.event``."""
         runner = self._runner
         of = runner.checked_anchors(anchors)
         runner.call_or_reject(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None), of)

@@ -155,16 +155,9 @@ class WindowDriver:
         now = self.runner.shared.now_ms()
         if now - self._late_logged_at >= _LATE_LOG_MS:
             self._late_logged_at = now
-            _log.info(
-                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped, the %dth: %r",
-                self.runner.component,
-                self.runner.task_id,
-                tup.component,
-                stamp,
-                self.windows.watermark,
-                self._late_count,
-                tup.values,
-            )
+            late = "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped, the %dth: %r"
+            what = (tup.component, stamp, self.windows.watermark, self._late_count, tup.values)
+            _log.info(late, self.runner.component, self.runner.task_id, *what)
 
     # -- windows ------------------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ def _m(name: str, invariant: str, *changes: Change) -> Mutant:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    _m("a worker opens tasks that another still has", "I2", (cluster_sync, "_ids", _always(()))),
+    _m("a worker opens tasks that another still has", "I2", (cluster_sync, "decode_ranges", _always(()))),
     _m("a lease lasts 60 s too long", "I2", (session.ZkSession, "lease_end", _later(60.0))),
     _m("writes are not fenced", "I5", (storm_cluster_state.StormClusterState, "fenced", _fenced_by_nothing)),
     _m("no version is checked", "I1|I5|I6|acknowledged", (transaction.Transaction, "set", _any_version)),

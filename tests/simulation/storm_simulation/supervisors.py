@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,9 +108,11 @@ class SimulatedLocalizer:
 
     removing = False
 
-    def __init__(self, folder: Path, sources: Callable[[], Sequence[str]], *, tries: int = 3, **_: Any) -> None:
+    def __init__(
+        self, folder: Path, sources: Callable[[], Sequence[str]], conf: Mapping[str, Any], stop: Event, expected: Any
+    ) -> None:
         self._sources = sources
-        self._tries = tries
+        self._tries = conf["supervisor.blobstore.download.max_retries"]
         self._host = _here().host
         self._http = HttpClient(real_httpx.Timeout(30.0, connect=5.0))
 

@@ -1,0 +1,95 @@
+"""The Arrow groups of the assignment: what runs in Spark's Python workers.
+
+Requests and tasks are worked out per topology, in parallel. Only the allocation of slots is not parallel, because every
+topology narrows the choice of the next: one group for each cluster, which sees supervisors, slots and workers, never
+tasks.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+
+from storm_dagster.core.scheduling.free_ports import FreePorts
+from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot
+from storm_dagster.core.scheduling.slot_requests import DifferNeed, RequestedSlot, ReusableSlot, SlotRequest
+from storm_dagster.core.scheduling.steps import TopologyEvent, allocate
+from storm_dagster.core.scheduling.task_assignment import Allocated
+from storm_dagster.core.scheduling.units import Row, TopologySummary
+from storm_dagster.model.placement_reasons import Refusal
+from storm_dagster.spark.assignment.schema import ALLOCATED, PLACED, SLOT_REQUESTS, read_executors
+
+_SLOT = ("node", "host", "port", "why", "role", "ref", "text")
+
+
+def request_slots(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
+    """Slot request of one topology from its executors and the rows about it."""
+    facts = rows.to_pylist()
+    text = next(row["text"] for row in facts if row["kind"] == "about")
+    event = TopologyEvent(TopologySummary(**json.loads(text)), read_executors(units), facts)
+    row = {"cluster": key[0].as_py(), "topology": key[1].as_py(), "text": text, "request": event.request()._asdict()}
+    return pa.Table.from_pylist([row], schema=SLOT_REQUESTS)
+
+
+def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Table) -> pa.Table:
+    """Allocated slots of each topology of one cluster, or the reason why it gets none."""
+    ports = _free_ports(slots)
+    rows = [
+        {**row, "cluster": request["cluster"], "topology": request["topology"]}
+        for request in sorted(requests.to_pylist(), key=lambda row: row["topology"])
+        for row in _allocate(request, ports)
+    ]
+    return pa.Table.from_pylist(rows, schema=ALLOCATED)
+
+
+def _free_ports(slots: pa.Table) -> FreePorts:
+    columns = [slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")]
+    rows = sorted(zip(*columns, strict=True), key=lambda row: row[:2])
+    return FreePorts(
+        ((node, host, total) for node, rank, host, total, _, _ in rows if rank == 1),
+        ((node, port, holders) for node, _, _, _, port, holders in rows if port is not None),
+    )
+
+
+def _allocate(row: Row, ports: FreePorts) -> list[Row]:
+    allocated = allocate(TopologySummary(**json.loads(row["text"])), _request(row["request"]), ports)
+    if allocated.refusal is not None:
+        return [{"kind": "failed", "text": json.dumps(allocated.refusal._asdict())}]
+    return [
+        *({"kind": "freed", "ref": worker} for worker in allocated.freed),
+        *({"kind": "slot", "number": number, **vars(slot)} for number, slot in enumerate(allocated.slots)),
+    ]
+
+
+def _request(row: Row) -> SlotRequest:
+    nested = {
+        "requested": [RequestedSlot(**{**wanted, "hint": _slot(wanted["hint"])}) for wanted in row["requested"]],
+        "own": [_slot(own) for own in row["own"]],
+        "reusable": [ReusableSlot(**worker) for worker in row["reusable"]],
+        "needs": [DifferNeed(**need) for need in row["needs"]],
+    }
+    return SlotRequest(**{**row, **nested})
+
+
+def _slot(row: Row | None) -> tuple[str, int] | None:
+    return (row["node"], row["port"]) if row is not None else None
+
+
+def assign_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
+    """Rows of all workers of one topology, those that stay as they are included."""
+    by_kind: dict[str, list[Row]] = {}
+    for row in rows.to_pylist():
+        by_kind.setdefault(row["kind"], []).append(row)
+    (about,) = (TopologySummary(**json.loads(row["text"])) for row in by_kind.pop("about"))
+    slots = sorted(by_kind.pop("slot", ()), key=lambda row: row["number"])
+    allocated = Allocated(
+        [AllocatedSlot(**{name: row[name] for name in _SLOT}) for row in slots],
+        [row["ref"] for row in by_kind.pop("freed", ())],
+        next((Refusal(**json.loads(row["text"])) for row in by_kind.pop("failed", ())), None),
+    )
+    event = TopologyEvent(about, read_executors(units), (row for part in by_kind.values() for row in part))
+    placed = event.assign(allocated)
+    for row in placed:
+        row.update(cluster=key[0].as_py(), topology=key[1].as_py())
+    return pa.Table.from_pylist(placed, schema=PLACED)
