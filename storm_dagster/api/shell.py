@@ -40,15 +40,9 @@ class _Shell(Component):
             words.append(tail)
         if not words or not all(isinstance(word, str) and word for word in words):
             raise InvalidTopology(f"{cls.__name__}.spec needs a command, such as command='python', script='count.py'")
-        return Spec(
-            kind=cls._checked_kind(),
-            shell=tuple(words),
-            name=name,
-            inputs=inputs,
-            par=cls.par if par is None else par,
-            config={**(cls.config or {}), **(config or {})},
-            outputs=cls.outputs if outputs is None else outputs,
-        )
+        made = super().spec(name, inputs, par, config, outputs)
+        made._code, made._shell = None, tuple(words)
+        return made
 
 
 class ShellBolt(_Shell):

@@ -16,6 +16,14 @@ Operation = Literal["list", "submit", "topology", "admin"]
 """``list``: names and states; ``submit``: uploads, submissions and their runs; ``topology``: look at or
 change one topology; ``admin``: everything else (blobs, other hosts, placements of others, all confs)."""
 
+_LISTS: Mapping[Operation, tuple[str, str]] = {
+    "list": ("nimbus.users", "nimbus.groups"),
+    "submit": ("nimbus.users", "nimbus.groups"),
+    "topology": ("topology.users", "topology.groups"),
+    "admin": ("nimbus.admins", "nimbus.admins.groups"),
+}
+"""The conf keys of users and groups who may."""
+
 Groups = Callable[[str], Collection[str]]
 """The groups of a user."""
 
@@ -50,7 +58,7 @@ def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) ->
 
 def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
     """Whether the caller is the cluster itself, or named by ``nimbus.admins`` or ``nimbus.admins.groups``."""
-    return caller.cluster or _listed(caller, conf, "nimbus.admins", "nimbus.admins.groups")
+    return caller.cluster or _listed(caller, conf, *_LISTS["admin"])
 
 
 def authorize(
@@ -63,19 +71,10 @@ def authorize(
     """
     if is_admin(caller, conf):
         return
-    if operation in ("list", "submit"):
-        allowed = _listed(caller, conf, "nimbus.users", "nimbus.groups")
-    elif operation == "topology":
-        allowed = topology_conf is not None and _listed(caller, topology_conf, "topology.users", "topology.groups")
-    else:
-        allowed = False
-    if not allowed:
-        remedy = {
-            "list": "nimbus.users or nimbus.groups",
-            "submit": "nimbus.users or nimbus.groups",
-            "topology": "topology.users or topology.groups of the topology",
-            "admin": "nimbus.admins or nimbus.admins.groups",
-        }[operation]
+    users, groups = _LISTS[operation]
+    where = topology_conf if operation == "topology" else conf
+    if where is None or not _listed(caller, where, users, groups):
+        remedy = f"{users} or {groups}{' of the topology' if operation == 'topology' else ''}"
         raise NotAuthorized(f"user {caller} may not do this: an administrator can add the user to {remedy}")
 
 

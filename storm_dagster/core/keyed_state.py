@@ -187,10 +187,6 @@ class LargeMap(MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return sum(map(len, self._maps))
 
-    def popitem(self) -> tuple[Any, Any]:
-        """As of a dict."""
-        return next((each for each in self._maps if each), {}).popitem()
-
 
 def _in_parts(table: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
     return LargeMap(table.items()) if type(table) is dict and len(table) > _MOST_IN_ONE else table

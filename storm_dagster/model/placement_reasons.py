@@ -55,17 +55,8 @@ class Reason(IntEnum):
     SLOT_LOCAL = 27, "the first free port of the only supervisor"
 
 
-_REASONS = {reason.text: reason for reason in Reason}
-
-
-def reason_text(reason: int) -> str:
-    """The sentence for a reason number."""
-    return Reason(reason).text
-
-
-def reason_of(text: str) -> Reason | None:
-    """The reason of a sentence of :func:`reason_text`."""
-    return _REASONS.get(text)
+REASONS = {reason.text: reason for reason in Reason}
+"""Sentence -> reason."""
 
 
 def slot_reason_text(reason: int, against: str) -> str:

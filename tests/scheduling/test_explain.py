@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storm_dagster.core.scheduling.explain import Alternative, choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch
-from storm_dagster.model.placement_reasons import Reason, reason_of
+from storm_dagster.model.placement_reasons import REASONS, Reason
 from storm_dagster.operations.read.explaining import choice_document, moves_document
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 
@@ -48,7 +48,7 @@ def test_every_choice_can_be_told_again(seed: int) -> None:
     for placement in plan_placement(batch).placements:
         topology = by_name[placement.name]
         for task, why in placement.reasons.items():
-            reason = reason_of(why)
+            reason = REASONS.get(why)
             if reason is None or reason > Reason.FIRST:
                 continue
             choice = choice_of(topology, placement, task)

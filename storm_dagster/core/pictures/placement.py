@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from xml.sax.saxutils import escape
 
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
@@ -59,7 +60,8 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     width = _LABEL_WIDTH + _PER_ROW * (_CELL + _GAP) + 4 * _MARGIN
     body: list[str] = []
     y = _MARGIN + _HEADER
-    for node, members in _by_node(drawn):
+    for node, grouped in groupby(drawn, key=lambda slot: slot.node):
+        members = list(grouped)
         heights = [_slot_height(slot) for slot in members]
         frame = _HEADER + sum(heights) + _SLOT_PADDING
         body.append(box(_MARGIN, y, width - 2 * _MARGIN, frame, "#f5f6f8", "#c3c9d1"))
@@ -100,10 +102,3 @@ def _slot(
             f'<text x="{left + _CELL / 2}" y="{upper + 15}" font-size="{11 if task < 1000 else 8}" '
             f'text-anchor="middle" fill="#ffffff">{task}</text></g>'
         )
-
-
-def _by_node(slots: Iterable[SlotTasks]) -> list[tuple[str, list[SlotTasks]]]:
-    groups: dict[str, list[SlotTasks]] = {}
-    for slot in slots:
-        groups.setdefault(slot.node, []).append(slot)
-    return list(groups.items())

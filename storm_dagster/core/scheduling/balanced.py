@@ -15,18 +15,17 @@ from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.selectors import CHAIN, FilledWorker, WorkerSelector, fair_share
 from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.slot_requests import RequestedSlot
+from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
 from storm_dagster.model.placement_reasons import Reason, refusal, too_many_requests_refusal
 
 
-class Balanced:
+class Balanced(Strategy):
     """Strategy ``balanced``."""
 
     chain = CHAIN
     grants_requests = True
-    respreads = False
-    spreads = True
 
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
         """As in JStorm: a topology master that is to be alone has one more."""

@@ -9,18 +9,16 @@ from storm_dagster.core.scheduling.requested_workers import Grants
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.slot_requests import ReusableSlot
+from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
 from storm_dagster.model.placement_reasons import Reason, even_ignores, refusal
 
 
-class Even:
+class Even(Strategy):
     """Strategy ``even``. The topology master is placed like any task."""
 
-    chain: tuple[Reason, ...] = ()
-    grants_requests = False
     respreads = True
-    spreads = True
 
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
         """As many as asked for; the topology master counts as an executor and is never alone."""

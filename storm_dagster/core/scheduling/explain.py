@@ -14,7 +14,7 @@ from storm_dagster.core.scheduling.selectors import FilledWorker, Key, WorkerSel
 from storm_dagster.core.scheduling.steps import TopologyEvent
 from storm_dagster.core.scheduling.strategy import strategy_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, reason_of
+from storm_dagster.model.placement_reasons import REASONS, Reason
 
 _COMPARED = (
     "tasks of its component in the worker",
@@ -60,7 +60,10 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     placement.
     """
     by_chain = frozenset({Reason.ONLY, *strategy_of(topology.strategy).chain})
-    if reason_of(placement.reasons.get(task, "")) not in by_chain or placement.reasons.keys() != topology.tasks.keys():
+    if (
+        REASONS.get(placement.reasons.get(task, "")) not in by_chain
+        or placement.reasons.keys() != topology.tasks.keys()
+    ):
         return None
     event = event_of(topology)
     about, component = event.about, event.executors.component
@@ -73,7 +76,7 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
         (worker.node, component[position_of[member]])
         for worker in placement.workers
         for member in worker.tasks
-        if reason_of(placement.reasons[member]) in (Reason.KEPT, Reason.UNSTOPPED)
+        if REASONS.get(placement.reasons[member]) in (Reason.KEPT, Reason.UNSTOPPED)
     ]
     held.extend((worker.node, kind) for worker in workers for kind in worker.counts)
     apart = {kind: {node for node, holder in held if holder == kind} for kind in about.differ}
@@ -107,7 +110,7 @@ def _start(
     chosen: dict[int, int] = {}
     for slot in placement.worker_reasons:
         mine = sorted({position_of[task] for task in by_slot[slot].tasks})
-        why = {position: reason_of(placement.reasons[event.executors.unit[position]]) for position in mine}
+        why = {position: REASONS.get(placement.reasons[event.executors.unit[position]]) for position in mine}
         if any(reason in (Reason.KEPT, Reason.UNSTOPPED, Reason.MASTER) for reason in why.values()):
             continue
         worker = FilledWorker(by_slot[slot].node)

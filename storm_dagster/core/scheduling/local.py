@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.scheduling.requested_workers import Grants
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
 from storm_dagster.model.placement_reasons import Reason, refusal
 
 
-class Local:
-    """Strategy ``local``."""
+class Local(Strategy):
+    """Strategy ``local``. One supervisor takes everything."""
 
-    chain: tuple[Reason, ...] = ()
-    grants_requests = False
-    respreads = False
     spreads = False
 
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
         """One."""
         return 1, False
-
-    def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
-        """None: one supervisor takes everything."""
-        return []
 
     def allocate(self, allocation: SlotAllocation) -> None:
         """Allocate one slot on the only supervisor, in a rebalance the old one; nothing is reserved there."""

@@ -6,9 +6,9 @@ import json
 
 from storm_dagster.core.scheduling.units import Row, several_tasks
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement, TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text, slot_reason_text
+from storm_dagster.model.placement_reasons import Reason, Refusal, slot_reason_text
 
-_TEXTS = {int(reason): reason_text(reason) for reason in Reason}
+_TEXTS = {int(reason): reason.text for reason in Reason}
 
 
 def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:

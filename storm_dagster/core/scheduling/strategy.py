@@ -21,13 +21,13 @@ from storm_dagster.model.strategies import STRATEGIES
 class Strategy(Protocol):
     """Rules of one strategy, without state: which slots a topology gets, and which executors go into them."""
 
-    chain: tuple[Reason, ...]
+    chain: tuple[Reason, ...] = ()
     """Comparisons by which workers are chosen for executors, in the order in which they decide; empty without any."""
-    grants_requests: bool
+    grants_requests: bool = False
     """Whether requested workers and a worker for the topology master alone are granted."""
-    respreads: bool
+    respreads: bool = False
     """Whether a monitor event in which nothing is lost may change workers that live."""
-    spreads: bool
+    spreads: bool = True
     """Whether it spreads executors: sizes of workers differ by one at most, and ``task.on.differ.node`` holds."""
 
     def workers(self, about: TopologySummary) -> tuple[int, bool]:
@@ -44,7 +44,7 @@ class Strategy(Protocol):
 
     def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
         """Requests of the conf that are not followed, and why."""
-        ...
+        return []
 
 
 @cache

@@ -46,6 +46,16 @@ class SlotLimits:
     """After an exit that the supervisor did not order and that is no crash: time for its cause to be recorded."""
 
 
+@dataclass(frozen=True)
+class _OfWorker:
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class _OfCode:
+    code_dir: str
+
+
 # -- events -----------------------------------------------------------------------------------------------
 
 
@@ -58,11 +68,8 @@ class Assigned:
     """A process of the same topology that runs other code may go on: the wanted code is for its next start."""
 
 
-@dataclass(frozen=True)
-class CodeReady:
+class CodeReady(_OfCode):
     """The code is complete on this disk."""
-
-    code_dir: str
 
 
 @dataclass(frozen=True)
@@ -90,11 +97,8 @@ class LaunchFailed:
     code_missing: bool = False
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(_OfWorker):
     """The worker's heartbeat advanced."""
-
-    worker_id: str
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,8 @@ Event: TypeAlias = "Assigned | CodeReady | CodeFailed | Launched | LaunchFailed 
 # -- instructions -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(_OfCode):
     """Fetch the code to this disk; answered by ``CodeReady`` or ``CodeFailed``."""
-
-    code_dir: str
 
 
 @dataclass(frozen=True)
@@ -129,25 +130,16 @@ class Launch:
     work: Work
 
 
-@dataclass(frozen=True)
-class Terminate:
+class Terminate(_OfWorker):
     """Ask the process to end (TERM)."""
 
-    worker_id: str
 
-
-@dataclass(frozen=True)
-class Kill:
+class Kill(_OfWorker):
     """End the process and all its children (KILL)."""
 
-    worker_id: str
 
-
-@dataclass(frozen=True)
-class Clean:
+class Clean(_OfWorker):
     """The process is dead: end what it left running, remove its folder."""
-
-    worker_id: str
 
 
 @dataclass(frozen=True)
