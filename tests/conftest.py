@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from kazoo.client import KazooClient
 
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.root import create_root_node
@@ -103,8 +104,11 @@ def zk_expire(zookeeper_server: str) -> Callable[[ZkSession], None]:
     """Ends a session behind its owner's back: another client takes it over and closes it."""
 
     def expire(session: ZkSession) -> None:
-        identity = session.client_id
+        identity = session._client.client_id
         assert identity is not None, "the session is not connected"
-        ZkSession(zookeeper_server, root=session.root or "/", session_timeout_ms=4000, client_id=identity).close()
+        other = KazooClient(hosts=zookeeper_server, timeout=4, client_id=identity)
+        other.start()
+        other.stop()
+        other.close()
 
     return expire

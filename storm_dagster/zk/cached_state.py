@@ -9,7 +9,7 @@ be gone; the values on disk are then proved by their modification id, without be
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import re
 import sqlite3
@@ -18,6 +18,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.view import ClusterView, Versioned
@@ -244,13 +246,20 @@ class CachedReads(ZooKeeperClusterState):
         except (OSError, sqlite3.Error) as error:
             _log.warning("the disk cache cannot be read: %s", error)
             return {}
-        return {path: value for path, row in rows.items() if (value := _decoded(row)) is not None}
+        found: dict[str, tuple[bytes, Versioned]] = {}
+        for path, row in rows.items():
+            # What is damaged, or of an earlier release, is read again.
+            with contextlib.suppress(msgspec.MsgspecError):
+                found[path] = msgspec.msgpack.decode(row, type=tuple[bytes, Versioned])
+        return found
 
     def _to_disk(self, read: dict[str, _Value]) -> None:
         if self._disk is None or not read:
             return
         try:
-            self._disk.put_many({path: _encoded(value) for path, value in read.items() if value is not None})
+            self._disk.put_many(
+                {path: msgspec.msgpack.encode(value) for path, value in read.items() if value is not None}
+            )
             gone = [path for path, value in read.items() if value is None]
             if gone:
                 self._disk.remove(gone)
@@ -264,17 +273,3 @@ class CachedReads(ZooKeeperClusterState):
         self._on_interruption("CLOSED")
         if self._disk is not None:
             self._disk.close()
-
-
-def _encoded(value: tuple[bytes, Versioned]) -> bytes:
-    head = json.dumps([value[1].version, value[1].mzxid]).encode()
-    return head + b"\n" + value[0]
-
-
-def _decoded(row: bytes) -> tuple[bytes, Versioned] | None:
-    head, newline, data = bytes(row).partition(b"\n")
-    try:
-        version, mzxid = json.loads(head)
-        return (data, Versioned(int(version), int(mzxid))) if newline else None
-    except (ValueError, TypeError):
-        return None

@@ -110,33 +110,14 @@ class ZooKeeperClusterState(ClusterState):
         full, watcher = self.session.full(path), self._watch(watch)
         return self.session.call(lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True)
 
-    def get_data(self, path: str, watch: bool = False) -> bytes | None:
-        found = self.get_data_with_version(path, watch)
-        return None if found is None else found[0]
-
-    def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Versioned] | None:
-        return self.get_many([path], watch)[0]
-
     def get_version(self, path: str, watch: bool = False) -> int | None:
         stat = self._stat(path, watch)
         return None if stat is None else stat.version
-
-    def exists(self, path: str, watch: bool = False) -> bool:
-        return self._stat(path, watch) is not None
 
     def owned(self, path: str) -> bool:
         mine = self.session.session_id
         stat = self._stat(path)
         return stat is not None and mine != 0 and stat.ephemeralOwner == mine
-
-    def get_children(self, path: str, watch: bool = False) -> list[str]:
-        found = self.find_children(path, watch)
-        if found is None:
-            raise conflict(f"{path} does not exist: create it first", path)
-        return found
-
-    def find_children(self, path: str, watch: bool = False) -> list[str] | None:
-        return self.find_children_many([path], watch)[0]
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
         watcher = self._watch(watch)
@@ -345,12 +326,6 @@ class ZooKeeperClusterState(ClusterState):
                 self.delete_node(f"{path}/{name}")
             return False
         return True
-
-    def delete_node_blobstore(self, parent: str, host_port: str) -> None:
-        for name in self.find_children(parent) or ():
-            # The sequence number follows the last dash; host names may hold dashes too.
-            if name.rpartition("-")[0] == host_port:
-                self.delete_node(f"{parent}/{name}")
 
     def transaction(self) -> Transaction:
         return Transaction(self.session)

@@ -129,11 +129,7 @@ class LeaseConnection(ConnectionHandler):
 
 
 def make_client(
-    hosts: str,
-    session_timeout_ms: int,
-    client_id: tuple[int, bytes] | None = None,
-    auth: str | None = None,
-    tls: ssl.SSLContext | None = None,
+    hosts: str, session_timeout_ms: int, auth: str | None = None, tls: ssl.SSLContext | None = None
 ) -> tuple[KazooClient, LeaseConnection]:
     """A kazoo client that is not started yet, and its connection.
 
@@ -145,7 +141,6 @@ def make_client(
     client = KazooClient(
         hosts=hosts,
         timeout=session_timeout_ms / 1000.0,
-        client_id=client_id,
         handler=_Handler(tls),
         connection_retry=retry,
         randomize_hosts=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -70,15 +70,15 @@ class SqliteCache:
         return found
 
     def put_many(self, values: Mapping[str, bytes]) -> None:
-        with self._lock:
-            self._db.execute("BEGIN")
-            self._db.executemany("INSERT OR REPLACE INTO reads VALUES (?, ?)", list(values.items()))
-            self._db.execute("COMMIT")
+        self._write("INSERT OR REPLACE INTO reads VALUES (?, ?)", list(values.items()))
 
     def remove(self, keys: Iterable[str]) -> None:
+        self._write("DELETE FROM reads WHERE key = ?", [(key,) for key in keys])
+
+    def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         with self._lock:
             self._db.execute("BEGIN")
-            self._db.executemany("DELETE FROM reads WHERE key = ?", [(key,) for key in keys])
+            self._db.executemany(statement, rows)
             self._db.execute("COMMIT")
 
     def clear(self) -> None:

@@ -75,14 +75,13 @@ class ZkSession:
         connection_timeout_ms: int = 15000,
         retry_times: int = 5,
         retry_interval_ms: int = 100,
-        client_id: tuple[int, bytes] | None = None,
         auth: str | None = None,
         super_acl: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Connect a session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
 
-        Nothing is created. ``client_id`` continues an existing session. With ``auth`` (lines of
+        Nothing is created. With ``auth`` (lines of
         "user:password", digest) the nodes it creates are the first user's, and its topology's workers' as far as they
         need them (``model/zookeeper_access``; ``super_acl`` as there). Reads are tried again
         ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection
@@ -96,7 +95,7 @@ class ZkSession:
             raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
         self.hosts = hosts
         self.users = None if auth is None else ZooKeeperUsers(auth, super_acl)
-        client, connection = make_client(hosts, session_timeout_ms, client_id, auth, tls)
+        client, connection = make_client(hosts, session_timeout_ms, auth, tls)
         self._client = client
         self._connection = connection
         self._session_timeout_ms = session_timeout_ms
@@ -152,12 +151,6 @@ class ZkSession:
     def session_id(self) -> int:
         """Id of the session as ``ephemeralOwner`` shows it; kept while suspended, 0 once it is lost."""
         return self._connection.lease.session_id
-
-    @property
-    def client_id(self) -> tuple[int, bytes] | None:
-        """(session id, password) while connected; what another client needs to continue the session."""
-        number, password = self._client.client_id or (None, b"")
-        return None if number is None else (number, password)
 
     @property
     def negotiated_timeout_ms(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from storm_dagster.model.view import Versioned
-from storm_dagster.zk.transaction import Transaction
+from storm_dagster.zk.transaction import Transaction, conflict
 
 CREATED = "created"
 DELETED = "deleted"
@@ -62,11 +62,12 @@ class ClusterState(Protocol):
 
     def get_data(self, path: str, watch: bool = False) -> bytes | None:
         """The data, ``None`` without the node; a watch on a missing node fires at its creation."""
-        ...
+        found = self.get_data_with_version(path, watch)
+        return None if found is None else found[0]
 
     def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Versioned] | None:
         """The data and its version, ``None`` without the node."""
-        ...
+        return self.get_many([path], watch)[0]
 
     def get_version(self, path: str, watch: bool = False) -> int | None:
         """The data version, ``None`` without the node."""
@@ -74,11 +75,14 @@ class ClusterState(Protocol):
 
     def get_children(self, path: str, watch: bool = False) -> list[str]:
         """Names of the children, sorted; ``Conflict`` without the node."""
-        ...
+        found = self.find_children(path, watch)
+        if found is None:
+            raise conflict(f"{path} does not exist: create it first", path)
+        return found
 
     def find_children(self, path: str, watch: bool = False) -> list[str] | None:
         """Names of the children, sorted, ``None`` without the node (a watch then fires at its creation)."""
-        ...
+        return self.find_children_many([path], watch)[0]
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
         """:meth:`get_data_with_version` of many nodes, without waiting for one after the other."""
@@ -94,7 +98,7 @@ class ClusterState(Protocol):
 
     def exists(self, path: str, watch: bool = False) -> bool:
         """Whether the node exists."""
-        ...
+        return self.get_version(path, watch) is not None
 
     def owned(self, path: str) -> bool:
         """Whether the node is an ephemeral node of this session."""
@@ -106,7 +110,10 @@ class ClusterState(Protocol):
 
     def delete_node_blobstore(self, parent: str, host_port: str) -> None:
         """Delete the children of ``parent`` that are ``<host_port>-<sequence>``; no parent is no error."""
-        ...
+        for name in self.find_children(parent) or ():
+            # The sequence number follows the last dash; host names may hold dashes too.
+            if name.rpartition("-")[0] == host_port:
+                self.delete_node(f"{parent}/{name}")
 
     def transaction(self) -> Transaction:
         """A new, empty transaction."""
