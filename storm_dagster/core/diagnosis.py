@@ -11,6 +11,7 @@ from statistics import median
 from typing import Literal
 
 from storm_dagster.model.amounts import compact, duration, percent
+from storm_dagster.model.tables import load_table
 
 FindingKind = Literal[
     "silent-master",
@@ -34,6 +35,7 @@ _SLOWER = 2.0
 _FAILING = 0.01
 _NEAR_TIMEOUT = 0.8
 _RESTARTS = 2
+_TABLE = load_table(__name__, "findings")
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,17 @@ class Finding:
         return asdict(self)
 
 
+def _finding(which: str, component: str = "", **given: object) -> Finding:
+    row = _TABLE[which]
+    text, remedy = (row[part].format(component=component, **given) for part in ("text", "remedy"))
+    return Finding(row.get("kind", which), row.get("severity", "warning"), component, text, remedy)
+
+
 def diagnose(topology: TopologyMeasure) -> list[Finding]:
     """The findings, the most important first; empty for a topology that keeps up and loses nothing."""
     if not topology.answered:
         where = f" on {topology.master.host}:{topology.master.port}" if topology.master else ""
-        text = f"The topology master{where} does not answer: rates, latencies and queues are not known."
-        remedy = f"look into the log of its worker; `storm-dagster restart {topology.name}` starts the workers again"
-        return [Finding("silent-master", "warning", "", text, remedy)]
+        return [_finding("silent-master", where=where, name=topology.name)]
     slow = list(_slow_components(topology))
     found = [
         *slow,
@@ -145,8 +151,7 @@ def diagnose(topology: TopologyMeasure) -> list[Finding]:
         *_slow_hosts(topology),
     ]
     if not topology.ackers and any(one.kind == "spout" for one in topology.components.values()):
-        text = "The topology has no ackers: a tuple that is lost with its worker is not replayed."
-        found.append(Finding("no-ackers", "note", "", text, "set topology.acker.executors to 1 or more"))
+        found.append(_finding("no-ackers"))
     return sorted(found, key=lambda one: one.severity == "note")
 
 
@@ -206,16 +211,14 @@ def _slow_component(
     rates = [one.rate for one in part.tasks]
     if len(rates) > 1 and busiest.rate > _SKEW * max(median(rates), 0.1 * busiest.rate):
         share = percent(busiest.rate / sum(rates))
-        text = f"Task {busiest.task} of {part.id} gets {share} of the tuples of {len(rates)} tasks: {text}."
-        remedy = "one key dominates: group by more fields or with partial_key; more executors do not help"
-        return Finding("skew", "warning", part.id, text, remedy)
+        return _finding("skew", part.id, task=busiest.task, share=share, tasks=len(rates), how=text)
     command = f"storm-dagster rebalance {topology.name}"
     if part.busy < _BUSY:
-        remedy = f"make it faster, or give the topology more workers: `{command} -n {len(topology.workers) + 1}`"
+        what = f"the topology more workers: `{command} -n {len(topology.workers) + 1}`"
     else:
         more = max(part.executors + 1, round(part.executors * 1.5))
-        remedy = f"make it faster, or give it more executors: `{command} -e {part.id}={more}`"
-    return Finding("bottleneck", "warning", part.id, f"{part.id} is the bottleneck: {text}.", remedy)
+        what = f"it more executors: `{command} -e {part.id}={more}`"
+    return _finding("bottleneck", part.id, how=text, what=what)
 
 
 def _worse(part: ComponentMeasure, topology: TopologyMeasure, other: str, above: Mapping[str, set[str]]) -> bool:
@@ -229,15 +232,13 @@ def _lag(topology: TopologyMeasure, slow: Collection[str]) -> Iterator[Finding]:
         if not part.lag or part.lag_rate is None:
             continue
         if part.lag_rate > max(0.5, part.lag / 3600):
-            text = f"The lag of {part.id} is {compact(part.lag)} and grows by {compact(part.lag_rate)}/s."
             remedy = "raise topology.max.spout.pending, or read with more tasks"
             if slow:
                 remedy = f"{', '.join(slow)} holds it up: see there"
-            yield Finding("lag", "warning", part.id, text, remedy)
+            yield _finding("lag", part.id, lag=compact(part.lag), rate=compact(part.lag_rate), remedy=remedy)
         elif part.lag_rate < 0 and part.lag / -part.lag_rate > 60:
             left = duration(part.lag / -part.lag_rate)
-            text = f"The lag of {part.id} is {compact(part.lag)} and shrinks by {compact(-part.lag_rate)}/s."
-            yield Finding("lag", "note", part.id, text, f"wait: it is cleared in {left}")
+            yield _finding("lag-shrinks", part.id, lag=compact(part.lag), rate=compact(-part.lag_rate), left=left)
 
 
 def _failures(topology: TopologyMeasure) -> Iterator[Finding]:
@@ -247,31 +248,22 @@ def _failures(topology: TopologyMeasure) -> Iterator[Finding]:
         done = part.acked + part.failed
         share = part.failed / done if done else 0.0
         if part.p99_ms is not None and part.p99_ms > topology.timeout_secs * 1000 * _NEAR_TIMEOUT:
-            text = (
-                f"Trees of {part.id} take up to {part.p99_ms / 1000:.3g} s (p99) of the {topology.timeout_secs:g} s that they "
-                f"may take{f', and {percent(share)} fail' if share else ''}."
-            )
-            remedy = "lower topology.max.spout.pending, or raise topology.message.timeout.secs"
-            yield Finding("timing-out", "warning", part.id, text, remedy)
+            failing = f", and {percent(share)} fail" if share else ""
+            secs = {"secs": part.p99_ms / 1000, "timeout": topology.timeout_secs}
+            yield _finding("timing-out", part.id, failing=failing, **secs)
         elif share >= _FAILING:
             newest = next((f" Newest error: {name}: {text}" for name, text in topology.errors.items()), "")
-            text = f"{percent(share)} of the tuple trees of {part.id} fail ({compact(part.failed)}/s).{newest}"
-            remedy = f"`storm-dagster errors {topology.name}` lists errors with tracebacks"
-            yield Finding("failing", "warning", part.id, text, remedy)
+            numbers = {"share": percent(share), "rate": compact(part.failed)}
+            yield _finding("failing", part.id, newest=newest, name=topology.name, **numbers)
 
 
 def _workers(topology: TopologyMeasure) -> Iterator[Finding]:
     for worker in topology.workers:
-        where = f"The worker on {worker.host}:{worker.port}"
+        where = f"{worker.host}:{worker.port}"
         if worker.silent_secs > max(10.0, 4 * topology.report_secs):
-            text = f"{where} has not reported for {duration(worker.silent_secs)}: a call of a task does not return."
-            remedy = (
-                f"its threads are shown by `/logview?cmd=jstack&workerPort={worker.port}` of its host, or by py-spy"
-            )
-            yield Finding("blocked", "warning", "", text, remedy)
+            yield _finding("blocked", worker=where, port=worker.port, silence=duration(worker.silent_secs))
         if worker.restarts >= _RESTARTS:
-            text = f"{where} was started again {worker.restarts} times in the last ten minutes."
-            yield Finding("restarts", "warning", "", text, f"`storm-dagster logs {topology.name}` shows why it ended")
+            yield _finding("restarts", worker=where, restarts=worker.restarts, name=topology.name)
 
 
 def _slow_hosts(topology: TopologyMeasure) -> Iterator[Finding]:
@@ -288,9 +280,7 @@ def _slow_hosts(topology: TopologyMeasure) -> Iterator[Finding]:
                 ratios.setdefault(host, []).append(median(mine) / median(others))
     for host, found in sorted(ratios.items()):
         if min(found) >= _SLOWER:
-            text = f"On {host} a tuple takes {median(found):.1f} times as long as on the other hosts."
-            remedy = f"look at its load; `storm-dagster blacklist add {host}` and a rebalance move the work away"
-            yield Finding("slow-host", "warning", "", text, remedy)
+            yield _finding("slow-host", host=host, ratio=median(found))
 
 
 def newest_errors(errors: Collection[tuple[str, str]]) -> dict[str, str]:

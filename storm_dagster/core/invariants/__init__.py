@@ -7,12 +7,22 @@ for a moment: :func:`confirm_violations` keeps what stays broken.
 
 from __future__ import annotations
 
-from storm_dagster.core.invariants import placement_rules, state_rules
-from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Rule, Violation
+from collections.abc import Callable
+from typing import Any
 
-RULES: tuple[Rule, ...] = tuple(
-    each for module in (placement_rules, state_rules) for each in vars(module).values() if isinstance(each, Rule)
-)
+from storm_dagster.core.invariants import placement_rules, state_rules
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, Rule, Violation
+from storm_dagster.model.tables import load_table
+
+_FINDERS: dict[str, Callable[[ClusterSnapshot], Found]] = {**vars(placement_rules), **vars(state_rules)}
+
+
+def _rule(name: str, row: dict[str, Any]) -> Rule:
+    find = _FINDERS[row.pop("finder", name)]
+    return Rule(name=name, words=find.__doc__ or "", find=find, **row)
+
+
+RULES: tuple[Rule, ...] = tuple(_rule(name, row) for name, row in load_table(placement_rules.__name__, "rules").items())
 """All rules, in the order of the invariants."""
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, WorkerPid, rule, title, visible
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, WorkerPid, title, visible
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
 # -- I1: every task has one slot ----------------------------------------------------------------------------
 
 
-@rule(
-    "I1",
-    "`storm-dagster explain NAME` prints why a task is where it is; `storm-dagster rebalance NAME --reassign` places all tasks again",
-    by_view=True,
-)
 def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
     """Every task of every topology has exactly one slot."""
     for topology in visible(snapshot.view):
@@ -31,7 +26,6 @@ def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
             yield title(topology), f"tasks {encode_ranges(without)} have no slot, and no reason says why"
 
 
-@rule("I1", "`storm-dagster rebalance NAME --reassign` for one of them", by_view=True)
 def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
     """No slot is given to two topologies."""
     owners: dict[tuple[str, int], str] = {}
@@ -45,12 +39,6 @@ def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
                 yield title(topology), f"lists slot {node}:{port} {count} times"
 
 
-@rule(
-    "I1",
-    "start the supervisor, or wait: its tasks are placed elsewhere (if there are too few slots, `show` names that)",
-    by_view=True,
-    heals=True,
-)
 def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
     """Every assigned slot belongs to a supervisor that lives and offers it."""
     for topology in visible(snapshot.view):
@@ -65,11 +53,6 @@ def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
 # -- I2: one live process per task --------------------------------------------------------------------------
 
 
-@rule(
-    "I2",
-    "`storm-dagster logs NAME --worker HOST:PORT` of both; the older one must end itself when its lease is over",
-    by_view=True,
-)
 def one_live_owner(snapshot: ClusterSnapshot) -> Found:
     """At most one live process runs a task."""
     for topology in snapshot.view.topologies.values():
@@ -82,7 +65,6 @@ def one_live_owner(snapshot: ClusterSnapshot) -> Found:
                     yield title(topology), f"task {task} runs in {other[0]}:{other[1]} and in {slot[0]}:{slot[1]}"
 
 
-@rule("I2", "end the process that `storm-dagster show` does not name")
 def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
     """At most one worker process runs in a slot, the one that holds its node."""
     if snapshot.processes is None:

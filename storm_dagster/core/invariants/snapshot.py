@@ -103,17 +103,6 @@ class Rule:
         ]
 
 
-def rule(
-    invariant: str, remedy: str, *, by_view: bool = False, heals: bool = False, name: str | None = None
-) -> Callable[[Callable[[ClusterSnapshot], Found]], Rule]:
-    """Make a :class:`Rule` of a function, whose docstring is the rule in one sentence, and whose name is the rule's."""
-
-    def make(find: Callable[[ClusterSnapshot], Found]) -> Rule:
-        return Rule(invariant, name or find.__name__, find.__doc__ or "", remedy, find, by_view, heals)
-
-    return make
-
-
 def visible(view: ClusterView) -> Iterator[TopologyView]:
     return (topology for topology in view.topologies.values() if topology.base.status != "KILLED")
 

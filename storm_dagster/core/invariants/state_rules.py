@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, rule, title, visible
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, title, visible
 from storm_dagster.model import paths
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.view import TopologyView
@@ -12,7 +12,6 @@ _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
 # -- I3: no orphans, nothing referenced is missing ----------------------------------------------------------
 
 
-@rule("I3", "kill it and submit it again", by_view=True)
 def base_implies_published(snapshot: ClusterSnapshot) -> Found:
     """A topology that is visible has its tasks and its assignment."""
     for topology in visible(snapshot.view):
@@ -21,13 +20,11 @@ def base_implies_published(snapshot: ClusterSnapshot) -> Found:
             yield title(topology), f"is {topology.base.status} but has no {' and no '.join(missing)}"
 
 
-@rule("I3", "look at the node, then remove it or restore the ensemble's backup", by_view=True)
 def records_intact(snapshot: ClusterSnapshot) -> Found:
     """Every record of the cluster in ZooKeeper is readable."""
     yield from sorted(snapshot.view.corrupt.items())
 
 
-@rule("I3", "restart the supervisor of that slot; a worker alone ends itself when its lease is over")
 def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
     """No worker runs for a slot that no assignment names."""
     for process in snapshot.processes or ():
@@ -50,7 +47,6 @@ def _keys(topology: TopologyView) -> tuple[str, str, str]:
     return jar_key(prefix), conf_key(prefix), code_key(prefix)
 
 
-@rule("I4", "start the nimbus that holds them, or submit the topology again")
 def blobs_present(snapshot: ClusterSnapshot) -> Found:
     """Archive, conf and code of every topology are stored, each with its content hash."""
     if snapshot.blobs is None:
@@ -61,7 +57,6 @@ def blobs_present(snapshot: ClusterSnapshot) -> Found:
                 yield title(topology), f"blob {key} is missing"
 
 
-@rule("I4", "`storm-dagster nimbuses` shows which one lacks it; it fetches what it lacks by itself", heals=True)
 def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
     """The code of every topology is on as many nimbuses as it wants, or on all there are."""
     if snapshot.copies is None:
@@ -76,7 +71,6 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
 # -- I5: only the newest leader writes ----------------------------------------------------------------------
 
 
-@rule("I5", "ZooKeeper's data was replaced by an older copy: restore the newest, or submit again")
 def epoch_rises(snapshot: ClusterSnapshot) -> Found:
     """Nothing was written in an epoch that was never led, and no state went back."""
     for token, record in sorted((snapshot.tokens or {}).items()):
@@ -96,7 +90,6 @@ def epoch_rises(snapshot: ClusterSnapshot) -> Found:
 # -- I6: one topology for one token and one name ------------------------------------------------------------
 
 
-@rule("I6", "kill the older of the two")
 def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
     """One client token, and one name, stand for one topology."""
     names: dict[str, str] = {}
@@ -119,7 +112,6 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
 # -- I7: each worker is on one version ----------------------------------------------------------------------
 
 
-@rule("I7", "`storm-dagster restart NAME`")
 def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
     """Each worker runs one version: the new one when it is upgraded; an upgrade and its status go together."""
     for topology in visible(snapshot.view):
@@ -141,7 +133,6 @@ def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
 # -- I8: nothing is written when nothing changed ------------------------------------------------------------
 
 
-@rule("I8", "find the process that rewrites it in the logs of nimbus and of Dagster")
 def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
     """Nothing is written when nothing changed."""
     before = snapshot.former.view.topologies if snapshot.former is not None else {}
@@ -162,7 +153,6 @@ def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
             yield paths.assignment(topology_id), "was written although nothing of it changed"
 
 
-@rule("I8", "`storm-dagster restart NAME`", name="wishes_end")
 def rebalances_end(snapshot: ClusterSnapshot) -> Found:
     """No rebalance waits for ever."""
     for topology in visible(snapshot.view):

@@ -48,7 +48,9 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
     ``conf`` is the total conf. The topology is the user's: without system components.
     """
     check_topology_name(spec.name)
-    _check_numbers(conf)
+    if conf.get("topology.workers") is None:
+        raise InvalidTopology("topology.workers is not set: give a whole number of at least 1")
+    _check_values(conf, ("topology.workers", "topology.acker.executors", "topology.max.task.parallelism"))
     try:
         user_workers(conf.get("use.userdefine.assignment"))
     except InvalidRequest as error:
@@ -83,14 +85,11 @@ def _check_limits(cluster: Conf, spec: TopologySpec, conf: Conf) -> None:
             )
 
 
-def _check_numbers(conf: Conf) -> None:
-    for key in ("topology.workers", "topology.acker.executors", "topology.max.task.parallelism"):
+def _check_values(conf: Conf, keys: Iterable[str], before: str = "") -> None:
+    for key in keys:
         value = conf.get(key)
-        if value is None and key == "topology.workers":
-            raise InvalidTopology("topology.workers is not set: give a whole number of at least 1")
-        wrong = None if value is None else check_value(key, value)
-        if wrong:
-            raise InvalidTopology(wrong)
+        if value is not None and (wrong := check_value(key, value)):
+            raise InvalidTopology(f"{before}{wrong}")
 
 
 def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
@@ -102,11 +101,8 @@ def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
         raise InvalidTopology(
             f"{kind} {component_id!r} has parallelism {part.parallelism}: give at least 1, or remove the {kind}"
         )
-    for key in ("topology.tasks", "topology.max.task.parallelism", "task.on.differ.node"):
-        value = part.conf.get(key)
-        wrong = None if value is None else check_value(key, value)
-        if wrong:
-            raise InvalidTopology(f"{kind} {component_id!r}: {wrong}")
+    keys = ("topology.tasks", "topology.max.task.parallelism", "task.on.differ.node")
+    _check_values(part.conf, keys, f"{kind} {component_id!r}: ")
     if part.object.python is not None:
         check_code_name(part.object.python, f"{kind} {component_id!r}")
     elif any("\x00" in word for word in part.object.shell or ()):
