@@ -16,7 +16,7 @@ from storm_dagster.defs.pictures.metadata import notes
 from storm_dagster.defs.resources.operating import Handles, connect, operations
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.operations.live.cleaner import clean, find_garbage, take_inventory
+from storm_dagster.operations.live.cleaner import clean, survey
 from storm_dagster.operations.results import CleanResult
 
 _MEMORY = "seen"
@@ -73,17 +73,8 @@ def inbox_cleanup_schedule(context: dg.ScheduleEvaluationContext, handles: Handl
     key = handles.zookeeper.asset_key(INBOX)
     try:
         with connect(handles, _log) as ops:
-            ops.cluster.load_view()  # Refuses an empty or foreign root.
-            age = float(ops.conf["nimbus.inbox.jar.expiration.secs"])
             before = load_inbox_memory(context.instance, key)
-            garbage, memory = find_garbage(
-                take_inventory(ops),
-                before,
-                boot_now=boot_clock(),
-                grace_secs=_GRACE_SECS,
-                token_secs=age,
-                upload_secs=age,
-            )
+            garbage, memory = survey(ops, before, boot_now=boot_clock(), grace_secs=_GRACE_SECS)
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
     if json.dumps(memory, sort_keys=True) != json.dumps(before, sort_keys=True):

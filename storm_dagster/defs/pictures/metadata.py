@@ -15,9 +15,8 @@ import dagster as dg
 
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.core.pictures.svg import data_uri
-from storm_dagster.model.placement import PlacedWorker
 from storm_dagster.model.ranges import encode_ranges
-from storm_dagster.model.records import Assignment, TaskTable
+from storm_dagster.model.records import TaskTable
 from storm_dagster.model.topology import TopologySpec
 
 _MOST_ROWS = 500
@@ -79,16 +78,6 @@ def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[
     return dict(sorted(Counter(components.get(task, "?") for task in ids).items()))
 
 
-def placed_slots(workers: Iterable[PlacedWorker]) -> list[SlotTasks]:
-    """A planner's workers as the picture draws them."""
-    return [SlotTasks(w.node, w.host, w.port, w.tasks, w.kept) for w in workers]
-
-
-def assigned_slots(assignment: Assignment) -> list[SlotTasks]:
-    """A stored assignment's workers as the picture draws them."""
-    return [SlotTasks(w.node, w.host, w.port, w.ids) for w in assignment.workers]
-
-
 def slots_table(slots: Sequence[SlotTasks], components: Mapping[int, str]) -> dg.TableMetadataValue:
     """The assignment: which slot runs which tasks of which components."""
     rows: list[Sequence[Cell]] = []
@@ -126,13 +115,9 @@ def assignment_metadata(slots: Sequence[SlotTasks], components: Mapping[int, str
         "hosts": len({slot.host for slot in slots}),
         "tasks_per_worker_max": max(sizes, default=0),
         "tasks_per_worker_min": min(sizes, default=0),
-        "balance": balance(sizes),
+        # Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice the average.
+        "balance": round(sum(sizes) / (len(sizes) * max(sizes)), 4) if any(sizes) else 1.0,
     }
-
-
-def balance(sizes: Sequence[int]) -> float:
-    """Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice the average."""
-    return round(sum(sizes) / (len(sizes) * max(sizes)), 4) if any(sizes) else 1.0
 
 
 def nodes_table(versions: Mapping[str, Any]) -> dg.TableMetadataValue:

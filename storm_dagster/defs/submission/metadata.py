@@ -7,14 +7,13 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.core.pictures.placement import SlotTasks
 from storm_dagster.defs.pictures.metadata import (
-    assigned_slots,
     assignment_metadata,
     blobs_table,
     components_table,
     nodes_table,
     notes,
-    placed_slots,
     table,
     tasks_table,
     unassigned_table,
@@ -72,8 +71,9 @@ def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
 
 def placement_metadata(placement: TopologyPlacement, components: Mapping[int, str], title: str) -> dict[str, Any]:
     """A planner's outcome: slots, picture, what moved, what has no slot and why."""
+    slots = [SlotTasks(w.node, w.host, w.port, w.tasks, w.kept) for w in placement.workers]
     return {
-        **assignment_metadata(placed_slots(placement.workers), components, title),
+        **assignment_metadata(slots, components, title),
         "outcome": placement.status,
         "moved_tasks": placement.moved,
         "unassigned_tasks": len(placement.unassigned),
@@ -99,8 +99,9 @@ def planned_metadata(report: results.AssignmentResult, components: Mapping[int, 
 
 def stored_metadata(assignment: Assignment, components: Mapping[int, str], name: str) -> dict[str, Any]:
     """An assignment as it stands in ZooKeeper."""
+    slots = [SlotTasks(w.node, w.host, w.port, w.ids) for w in assignment.workers]
     return {
-        **assignment_metadata(assigned_slots(assignment), components, f"{name}: tasks on slots"),
+        **assignment_metadata(slots, components, f"{name}: tasks on slots"),
         "assignment_type": assignment.type,
         "assigned_at": dg.MetadataValue.timestamp(assignment.timestamp_ms / 1000),
     }

@@ -64,17 +64,6 @@ class Inventory:
     """Topology ids that still have live workers: their nodes are not touched."""
 
 
-@dataclass(frozen=True)
-class Garbage:
-    """Garbage that may be removed now."""
-
-    nodes: tuple[str, ...]
-    blobs: tuple[str, ...]
-    tokens: tuple[str, ...]
-    waiting: int
-    """Things that are garbage but not for long enough."""
-
-
 def find_garbage(
     inventory: Inventory,
     memory: CleanerMemory,
@@ -83,7 +72,7 @@ def find_garbage(
     grace_secs: float,
     token_secs: float,
     upload_secs: float,
-) -> tuple[Garbage, dict[str, float]]:
+) -> tuple[CleanResult, dict[str, float]]:
     """Choose the garbage to remove, and the memory for the next time.
 
     A token counts while its topology is alive, and for ``token_secs`` after this observer first saw it.
@@ -157,7 +146,7 @@ def find_garbage(
                 nodes.append(f"{parent}/{topology_id}")
             else:
                 waiting += 1
-    return Garbage(tuple(nodes), tuple(blobs), tuple(expired), waiting), seen
+    return CleanResult(tuple(nodes), tuple(blobs), tuple(expired), waiting), seen
 
 
 def _is_topology_id(text: str) -> bool:
@@ -257,42 +246,52 @@ def clean(
     Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given. Refuses with
     :class:`Unavailable` when the cluster's root is empty or another one's (``load_view`` checks it).
     """
-    now = ctx.monotonic() if boot_now is None else boot_now
-    age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
     epoch = ctx.current_epoch()
+    now = ctx.monotonic() if boot_now is None else boot_now
+    garbage, seen = survey(
+        ctx, memory, boot_now=now, grace_secs=grace_secs, token_secs=token_secs, upload_secs=upload_secs
+    )
+    problems: list[str] = []
+
+    def deleted(nodes: Iterable[str]) -> list[str]:
+        return [path for path in nodes if _delete_node(ctx, epoch, path, problems)]
+
+    nodes = deleted([*garbage.nodes, *_old_backups(ctx)])
+    tokens = [token for token in garbage.tokens if deleted([paths.token(token)])]
+    blobs = tuple(_delete_blobs(ctx, epoch, garbage.blobs, problems))
+    return CleanResult(tuple(nodes), blobs, tuple(tokens), garbage.waiting, tuple(problems)), seen
+
+
+def survey(
+    ctx: OperationsContext,
+    memory: CleanerMemory | None = None,
+    *,
+    boot_now: float,
+    grace_secs: float = 60.0,
+    token_secs: float | None = None,
+    upload_secs: float | None = None,
+) -> tuple[CleanResult, dict[str, float]]:
+    """What :func:`clean` would remove now, and the memory for the next time; nothing is changed."""
     ctx.cluster.load_view()  # Refuses an empty root, and another cluster's.
-    inventory = take_inventory(ctx)
-    garbage, seen = find_garbage(
-        inventory,
+    age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
+    return find_garbage(
+        take_inventory(ctx),
         memory or {},
-        boot_now=now,
+        boot_now=boot_now,
         grace_secs=grace_secs,
         token_secs=age if token_secs is None else token_secs,
         upload_secs=age if upload_secs is None else upload_secs,
     )
-    problems: list[str] = []
-    nodes = [path for path in garbage.nodes if _delete_node(ctx, epoch, path, problems)]
-    nodes += [path for path in _old_backups(ctx, inventory) if _delete_node(ctx, epoch, path, problems)]
-    tokens = [token for token in garbage.tokens if _delete_node(ctx, epoch, paths.token(token), problems)]
-    return (
-        CleanResult(
-            nodes=tuple(nodes),
-            blobs=tuple(_delete_blobs(ctx, epoch, garbage.blobs, problems)),
-            tokens=tuple(tokens),
-            waiting=garbage.waiting,
-            problems=tuple(problems),
-        ),
-        seen,
-    )
 
 
-def _old_backups(ctx: OperationsContext, inventory: Inventory) -> list[str]:
+def _old_backups(ctx: OperationsContext) -> list[str]:
     """Backups of assignments of names that no topology has: all but the newest 1,000, and what is 30 days old.
 
     The age is by the clock of who wrote it: nothing that runs is decided by a backup.
     """
-    alive = {topology_name_of(topology_id) for topology_id in inventory.topologies if _is_topology_id(topology_id)}
     names = ctx.cluster.state.find_children(paths.ASSIGNMENTS_BAK) or []
+    topologies = ctx.cluster.state.find_children(paths.TOPOLOGY) or []
+    alive = {topology_name_of(topology_id) for topology_id in topologies if _is_topology_id(topology_id)}
     stored = ctx.cluster.state.get_many([paths.assignment_backup(name) for name in names])
     ages = sorted(((found[1].mzxid, name, found[0]) for name, found in zip(names, stored, strict=True) if found))
     old = ctx.now_secs() - _BACKUP_SECS

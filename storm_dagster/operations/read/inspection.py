@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.model.worker_spec import worker_processes as all_workers
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
-from storm_dagster.operations.live.cleaner import find_garbage, read_tokens, take_inventory
+from storm_dagster.operations.live.cleaner import read_tokens, survey
 
 _BETWEEN_SECS = 1.0
 
@@ -190,20 +191,13 @@ def inspect_cluster(ctx: OperationsContext, *, home: Path | None = None, stable_
             break
         ctx.sleep(_BETWEEN_SECS)
     bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
+    # Live tokens and uploads are none.
+    garbage, _ = survey(ctx, boot_now=time.monotonic(), grace_secs=0.0, token_secs=math.inf, upload_secs=math.inf)
     return InspectionResult(
         violations=tuple(bad),
         warnings=tuple(violation for violation in found if violation not in bad),
-        garbage=_garbage(ctx),
+        garbage=(*garbage.nodes, *garbage.blobs),
         view=snapshot.view,
         snapshots=snapshots,
         seconds=round(ctx.monotonic() - began, 3),
     )
-
-
-def _garbage(ctx: OperationsContext) -> tuple[str, ...]:
-    """Garbage that the cleaner would remove had it seen it long enough; live tokens and uploads are none."""
-    inventory = take_inventory(ctx)
-    found, _ = find_garbage(
-        inventory, {}, boot_now=time.monotonic(), grace_secs=0.0, token_secs=float("inf"), upload_secs=float("inf")
-    )
-    return (*found.nodes, *found.blobs)

@@ -18,6 +18,15 @@ STAT_NAMES = ("emitted", "transferred", "executed", "acked", "failed", "execute_
 _COUNTS = STAT_NAMES[:5]
 
 
+def _head(topology: TopologyView, now_secs: int) -> dict[str, Any]:
+    return {
+        "id": topology.id,
+        "name": topology.base.name,
+        "status": topology.base.status,
+        "uptime_secs": max(0, now_secs - topology.base.launch_time_secs),
+    }
+
+
 def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120) -> dict[str, Any]:
     """``list --json``: every topology in name order. Damaged ones (``view.corrupt``) are left out.
 
@@ -25,10 +34,7 @@ def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120)
     """
     topologies: list[dict[str, Any]] = [
         {
-            "id": topology.id,
-            "name": topology.base.name,
-            "status": topology.base.status,
-            "uptime_secs": max(0, now_secs - topology.base.launch_time_secs),
+            **_head(topology, now_secs),
             "workers": len(topology.workers),
             "executors": sum(topology.base.executors.values()),
             "tasks": len(topology.tasks.component_of()) if topology.tasks else 0,
@@ -120,27 +126,13 @@ def show_document(
     components = topology.tasks.component_of() if topology.tasks else {}
     statuses = _Statuses(view, topology, now_secs, launch_secs)
     tasks = [
-        _task_document(
-            task,
-            component,
-            slots.get(task),
-            reported_tasks.get(str(task)),
-            statuses.of(task, slots.get(task), reported_tasks.get(str(task))),
-        )
+        _task_document(task, component, slots.get(task), reported_tasks.get(str(task)), statuses)
         for task, component in sorted(components.items())
     ]
     return {
-        "id": topology.id,
-        "name": topology.base.name,
-        "status": topology.base.status,
-        "uptime_secs": max(0, now_secs - topology.base.launch_time_secs),
+        **_head(topology, now_secs),
         "workers": [
-            _worker_document(
-                worker,
-                topology.live_workers.get(worker.slot),
-                reported_workers.get(f"{worker.node}:{worker.port}"),
-                now_secs,
-            )
+            _worker_document(worker, topology.live_workers.get(worker.slot), reported_workers, now_secs)
             for worker in sorted(topology.workers, key=lambda worker: (worker.host, worker.slot))
         ],
         "tasks": tasks,
@@ -153,8 +145,9 @@ def show_document(
 
 
 def _worker_document(
-    worker: WorkerSlot, live: WorkerNode | None, entry: Mapping[str, Any] | None, now_secs: int
+    worker: WorkerSlot, live: WorkerNode | None, reported: Mapping[str, Any], now_secs: int
 ) -> dict[str, Any]:
+    entry = reported.get(f"{worker.node}:{worker.port}")
     uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
     if live is not None and entry is not None and isinstance(entry.get("uptime_secs"), int | float):
         uptime = int(entry["uptime_secs"])
@@ -170,18 +163,17 @@ def _worker_document(
 
 
 def _task_document(
-    task: int, component: str, worker: WorkerSlot | None, entry: Mapping[str, Any] | None, status: TaskStatus
+    task: int, component: str, worker: WorkerSlot | None, entry: Mapping[str, Any] | None, statuses: _Statuses
 ) -> dict[str, Any]:
-    alive = entry is not None and status in ("starting", "running")
-    given: Mapping[str, Any] = (entry.get("stats") or {}) if entry is not None else {}
+    status = statuses.of(task, worker, entry)
+    reported: Mapping[str, Any] = entry or {}
+    given: Mapping[str, Any] = reported.get("stats") or {}
     return {
         "id": task,
         "component": component,
-        "node": worker.node if worker else None,
-        "host": worker.host if worker else None,
-        "port": worker.port if worker else None,
+        **{part: getattr(worker, part, None) for part in ("node", "host", "port")},
         "status": status,
-        "uptime_secs": int(entry.get("uptime_secs") or 0) if alive and entry is not None else 0,
+        "uptime_secs": int(reported.get("uptime_secs") or 0) if status in ("starting", "running") else 0,
         "stats": {name: given.get(name) or 0 for name in STAT_NAMES},
     }
 
