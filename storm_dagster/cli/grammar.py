@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import yaml
 @functools.cache
 def grammar() -> dict[str, dict[str, Any]]:
     """``verbs.yaml``, which says what it holds."""
-    text = resources.files("storm_dagster.cli").joinpath("verbs.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("verbs.yaml").read_text(encoding="utf-8")
     # libyaml's parser, where PyYAML has it: every call waits for this.
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
 

@@ -6,12 +6,11 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 import dagster as dg
-import yaml
 
+from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.keys import GROUP, OWNER
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.defs.resources.operating import Handles
@@ -57,13 +56,6 @@ def _resources(name: str, hint: Any) -> dict[str, type]:
     if hint is Handles:
         return typing.get_type_hints(Handles)
     return {name: hint} if isinstance(hint, type) and issubclass(hint, ClusterHandle) else {}
-
-
-@functools.cache
-def catalog() -> dict[str, Any]:
-    """``catalog.yaml``, which says what it holds."""
-    text = resources.files("storm_dagster.defs").joinpath("catalog.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
 
 
 @functools.lru_cache(maxsize=128)

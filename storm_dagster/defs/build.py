@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from storm_dagster.defs.binding import asset_settings, catalog, cluster_key, op_job, schedule, sensor
+from storm_dagster.defs.binding import asset_settings, cluster_key, op_job, schedule, sensor
+from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
 from storm_dagster.defs.healing.reassign_job import build_reassign_job
 from storm_dagster.defs.keys import (

@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 import dagster as dg
 from pydantic import Field, create_model
 
+from storm_dagster.defs.catalog import described
 from storm_dagster.model.verbs import VERBS, CodeRequest, RequestModel, SubmitRequest, Verb, bounds_of
 
 _HOME: str | None = Field(
@@ -22,22 +23,14 @@ _HOME: str | None = Field(
 class NameConfig(dg.Config):
     """Config: the topology."""
 
-    name: str = Field(description="Name of the topology.")
+    name: str = described("name_form.name")
 
 
 class CodeConfig(dg.Config):
     """Config: new code."""
 
-    target: str = Field(
-        default="",
-        description=(
-            "For a run launched by hand: the code, as 'file.py[:Name]', 'package.module[:Name]' or "
-            "'archive.zip::module[:Name]', seen from the code location. The run packs and uploads it."
-        ),
-    )
-    conf: dict = Field(
-        default={}, description="Topology conf that overrides the topology's own, for example {topology.workers: 4}."
-    )
+    target: str = described("code.target", default="")
+    conf: dict = described("code.conf", default={})
 
 
 def _config_of(request: type[RequestModel], *bases: type[dg.Config], **more: Any) -> Any:
@@ -73,19 +66,16 @@ class RebalanceConfig(_config_of(VERBS["rebalance"].request)):
 class ReassignConfig(dg.Config):
     """Config of a reassignment: its causes. The healing sensor fills it; if empty, the run finds them itself."""
 
-    causes: list[dict[str, Any]] = Field(
-        default_factory=list,
-        description="Causes as the healing sensor saw them. Empty: look at the cluster now and heal what is dead.",
-    )
+    causes: list[dict[str, Any]] = described("reassign.causes", default_factory=list)
 
 
 class StartClusterConfig(dg.Config):
     """The local cluster to start beside this Dagster."""
 
     home: str | None = _HOME
-    supervisors: int = Field(default=2, ge=1, le=64, description="Supervisors.")
-    slots: int = Field(default=4, ge=1, le=256, description="Slots (ports) of each supervisor.")
-    nimbuses: int = Field(default=1, ge=1, le=7, description="Nimbuses: one leads, the others follow.")
+    supervisors: int = described("start.supervisors", default=2, ge=1, le=64)
+    slots: int = described("start.slots", default=4, ge=1, le=256)
+    nimbuses: int = described("start.nimbuses", default=1, ge=1, le=7)
 
 
 class StopClusterConfig(dg.Config):

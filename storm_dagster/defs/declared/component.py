@@ -25,6 +25,7 @@ from dagster.components import ComponentTypeSpec, Scaffolder, ScaffoldRequest, s
 from dagster.components.component_scaffolding import scaffold_component
 from pydantic import ConfigDict, Field
 
+from storm_dagster.defs.catalog import described
 from storm_dagster.defs.declared.assets import topology_assets
 from storm_dagster.defs.declared.attributes import (
     FreshnessAttributes,
@@ -98,66 +99,33 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     imported is shown as such.
     """
 
-    # Defaults are values: Dagster 1.12 takes no factories. pydantic copies them for each instance.
+    # What the fields mean stands in catalog.yaml. Defaults are values: Dagster 1.12 takes no factories. pydantic copies
+    # them for each instance.
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    name: str = Field(description="Name of the topology.", examples=["word-count"])
-    target: str = Field(
-        description="What to submit: 'file.py[:Name]' (relative to this defs.yaml), 'package.module[:Name]' or "
-        "'archive.zip::module[:Name]'.",
-        examples=["word_count.py:WordCount"],
-    )
-    args: list[str] = Field(default=[], description="Arguments of a target that is a callable.")
-    conf: dict[str, Any] = Field(
-        default={},
-        description="Topology conf that overrides the topology's own.",
-        examples=[{"topology.max.spout.pending": 1000}],
-    )
-    workers: int | None = Field(
-        default=None, ge=1, description="Worker processes. Empty: topology.workers of the conf."
-    )
-    parallelism: dict[str, int] = Field(
-        default={},
-        description="Component -> executors, where the topology's own numbers are not wanted.",
-        examples=[{"count": 4}],
-    )
-    inactive: bool = Field(default=False, description="Keep it INACTIVE: its spouts stay silent.")
-    deploy: Literal["hot", "gray", "manual"] = Field(
-        default="manual",
-        description="What happens when the declared code differs from what runs: a hot deploy, a gray upgrade "
-        "(some workers first), both by themselves; or nothing until somebody launches deploy_NAME.",
-    )
-    gray: GrayAttributes = Field(
-        default=GrayAttributes(), description="Batches of a gray upgrade.", examples=[{"number": 1}]
-    )
-    schedule: ScheduleAttributes = Field(
-        default=ScheduleAttributes(), description="Cron expressions.", examples=[{"deploy": "*/10 * * * *"}]
-    )
-    alerts: TopologyAlerts = Field(
-        default=TopologyAlerts(), description="Limits, each a check.", examples=[{"complete_ms": 500.0}]
-    )
-    freshness: FreshnessAttributes = Field(
-        default=FreshnessAttributes(), description="Freshness of the asset.", examples=[{"fail_minutes": 20}]
-    )
-    home: str | None = Field(default=None, description="State folder of the local cluster. Empty: STORM_DAGSTER_HOME.")
-    conf_dir: str | None = Field(default=None, description="Folder whose storm.yaml names the cluster.")
-    key_prefix: list[str] = Field(
-        default=["topologies"], description="Prefix of the keys of all assets of the topology."
-    )
-    group: str = Field(default="topologies", description="Group of the assets.")
-    description: str | None = Field(default=None, description="What the topology does.")
-    owners: list[str] = Field(default=[OWNER], description="Owners of the assets.")
-    tags: dict[str, str] = Field(default={}, description="Tags of the assets.")
-    kinds: list[str] = Field(default=["storm", "python"], description="Kinds of the topology's asset.")
-    deps: list[str] = Field(
-        default=[], description="Keys of the assets that the topology reads.", examples=[["lake/prices"]]
-    )
+    name: str = described("topology.name")
+    target: str = described("topology.target")
+    args: list[str] = described("topology.args", default=[])
+    conf: dict[str, Any] = described("topology.conf", default={})
+    workers: int | None = described("topology.workers", default=None, ge=1)
+    parallelism: dict[str, int] = described("topology.parallelism", default={})
+    inactive: bool = described("topology.inactive", default=False)
+    deploy: Literal["hot", "gray", "manual"] = described("topology.deploy", default="manual")
+    gray: GrayAttributes = described("topology.gray", default=GrayAttributes())
+    schedule: ScheduleAttributes = described("topology.schedule", default=ScheduleAttributes())
+    alerts: TopologyAlerts = described("topology.alerts", default=TopologyAlerts())
+    freshness: FreshnessAttributes = described("topology.freshness", default=FreshnessAttributes())
+    home: str | None = described("topology.home", default=None)
+    conf_dir: str | None = described("topology.conf_dir", default=None)
+    key_prefix: list[str] = described("topology.key_prefix", default=["topologies"])
+    group: str = described("topology.group", default="topologies")
+    description: str | None = described("topology.description", default=None)
+    owners: list[str] = described("topology.owners", default=[OWNER])
+    tags: dict[str, str] = described("topology.tags", default={})
+    kinds: list[str] = described("topology.kinds", default=["storm", "python"])
+    deps: list[str] = described("topology.deps", default=[])
     automation_condition: Annotated[dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)] = (
-        Field(
-            default=None,
-            description="When Dagster materializes the topology's asset by itself. It brings back no ended topology.",
-            examples=["{{ dg.AutomationCondition.eager() }}"],
-        )
+        described("topology.automation_condition", default=None)
     )
     own_jobs: bool | None = Field(
         default=None,

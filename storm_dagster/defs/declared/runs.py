@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
 
 from storm_dagster.client.changes import change_topology
+from storm_dagster.defs.catalog import described
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
 from storm_dagster.defs.declared.declaration import Actual, describe_declared, differences
 from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
@@ -27,23 +27,15 @@ DEPLOY_TAG = {"storm/deploy": "declared"}
 class DeployConfig(dg.Config):
     """Config of a materialization of the asset."""
 
-    only_submit: bool = Field(
-        default=False, description="Submit the topology when it does not run, and leave it alone when it does."
-    )
-    deploy_code: bool = Field(
-        default=False, description="Deploy changed code even though the deploy policy is manual: a hot deploy."
-    )
+    only_submit: bool = described("deploy.only_submit", default=False)
+    deploy_code: bool = described("deploy.deploy_code", default=False)
 
 
 class AskConfig(dg.Config):
     """Config: the topology, and the options of the request."""
 
-    name: str | None = Field(default=None, description="The declared topology; empty where there is only one.")
-    wait_secs: int | None = Field(
-        default=None,
-        ge=0,
-        description="Seconds between the spouts' silence and the change. Empty: the topology's message timeout.",
-    )
+    name: str | None = described("ask.name", default=None)
+    wait_secs: int | None = described("ask.wait_secs", default=None, ge=0)
 
 
 def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.Definitions:

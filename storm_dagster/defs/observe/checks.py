@@ -24,7 +24,8 @@ from storm_dagster.core.scheduling.assignment_checks import (
     move_faults,
     quota_faults,
 )
-from storm_dagster.defs.binding import bind, catalog, cluster_key
+from storm_dagster.defs.binding import bind, cluster_key
+from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
 from storm_dagster.defs.keys import (

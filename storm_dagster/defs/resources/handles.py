@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import PrivateAttr
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.defs.catalog import described
 from storm_dagster.defs.resources.local_cluster import ensure_local_cluster
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import home_dir
@@ -39,26 +40,11 @@ class ClusterHandle(dg.ConfigurableResource):
     cluster that gets the run's signatures, or plug-ins that the run imports.
     """
 
-    home: str | None = Field(
-        default=None, description="State folder of a local cluster. Empty: STORM_DAGSTER_HOME, else ./.storm-dagster."
-    )
-    conf_dir: str | None = Field(
-        default=None,
-        description="Folder whose storm.yaml names the cluster. Set, it wins over the local cluster's addresses.",
-    )
-    overrides: dict[str, Any] = Field(
-        default_factory=dict, description="Conf keys laid over everything else, for example spark.remote."
-    )
-    asset_keys: dict[str, str] = Field(
-        default_factory=dict,
-        description="Keys of our assets that a translator renamed: as they were, and as they are shown.",
-    )
-    spawn: bool = Field(
-        default=False,
-        description="For development: when no local cluster runs in `home`, the first run that needs one starts it, "
-        "detached. It outlives the run; `storm-dagster stop` or `stop_local_cluster` ends it. Sensors and schedules "
-        "start none.",
-    )
+    home: str | None = described("cluster.home", default=None)
+    conf_dir: str | None = described("cluster.conf_dir", default=None)
+    overrides: dict[str, Any] = described("cluster.overrides", default_factory=dict)
+    asset_keys: dict[str, str] = described("cluster.asset_keys", default_factory=dict)
+    spawn: bool = described("cluster.spawn", default=False)
     _by_the_clock: bool = PrivateAttr(default=False)
     _closed: dg.ResourceDefinition | None = PrivateAttr(default=None)
 
@@ -147,9 +133,7 @@ class ZooKeeperResource(_Connected):
 class BlobStoreResource(_Connected):
     """Blobs: a client of the leading nimbus, one for a whole run or tick."""
 
-    local_dir: str | None = Field(
-        default=None, description="Use the local blob store in this folder instead, without a nimbus (tests, repairs)."
-    )
+    local_dir: str | None = described("blobstore.local_dir", default=None)
     _client: tuple[StormClusterState, NimbusBlobClient] | None = PrivateAttr(default=None)
 
     @contextmanager

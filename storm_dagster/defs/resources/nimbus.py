@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from storm_dagster.client import NimbusClient, upload_target
+from storm_dagster.defs.catalog import described
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.packaging.roots import check_inside, target_roots
@@ -21,9 +20,7 @@ _PROGRAMS = frozenset({"topology.python", "topology.environment"})
 class NimbusResource(ClusterHandle):
     """Calls of nimbus: uploads, topologies, the cluster."""
 
-    patience_secs: float = Field(
-        default=15.0, description="How long a call waits for a leader before it is Unavailable."
-    )
+    patience_secs: float = described("nimbus.patience_secs", default=15.0)
 
     def client(self, patience_secs: float | None = None) -> NimbusClient:
         """A client, to be closed by the caller (``with nimbus.client() as client``)."""
