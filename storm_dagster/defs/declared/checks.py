@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import dagster as dg
 
+from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.declared.attributes import FreshnessAttributes, TopologyAlerts
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
 from storm_dagster.defs.declared.metadata import spout_metrics
@@ -18,16 +19,12 @@ from storm_dagster.defs.pictures.metadata import table
 LAST_UPDATED = "dagster/last_updated_timestamp"
 """Dagster's metadata key for the time of which an observation speaks."""
 
-_ALWAYS = {
-    "all_tasks_run": "Every task of the topology runs.",
-    "as_declared": "The topology in ZooKeeper and at nimbus is as defs.yaml declares.",
-    "fresh": "All tasks of the topology were seen running within the minutes of freshness.",
-}
 _LIMITS = {
-    "latency_within_limit": ("complete_ms", "Spouts' tuples complete within alerts.complete_ms on average."),
-    "failures_within_limit": ("failed_ratio", "No more of the spouts' tuples fail than alerts.failed_ratio."),
-    "errors_within_limit": ("errors", "Components have reported no more errors than alerts.errors."),
+    "latency_within_limit": "complete_ms",
+    "failures_within_limit": "failed_ratio",
+    "errors_within_limit": "errors",
 }
+"""Check -> the limit of ``alerts`` that it holds."""
 
 
 _Event = TypeVar("_Event", dg.AssetCheckResult, dg.AssetCheckEvaluation)
@@ -56,7 +53,8 @@ class CheckResult:
 
 def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
     """Check name -> its rule; of the limits only those that are set."""
-    return _ALWAYS | {name: text for name, (limit, text) in _LIMITS.items() if getattr(alerts, limit) is not None}
+    words = catalog()["declared_checks"].items()
+    return {name: text for name, text in words if name not in _LIMITS or getattr(alerts, _LIMITS[name]) is not None}
 
 
 def check_results(
@@ -86,7 +84,7 @@ def check_results(
     values = {"complete_ms": latency, "failed_ratio": ratio, "errors": float(len((document or {}).get("errors", ())))}
     for name in wanted_checks(alerts):
         if name in _LIMITS:
-            limit_name = _LIMITS[name][0]
+            limit_name = _LIMITS[name]
             limit, value = float(getattr(alerts, limit_name)), values[limit_name]
             found[name] = CheckResult(
                 passed=document is not None and value <= limit,

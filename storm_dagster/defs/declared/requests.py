@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import dagster as dg
 
@@ -31,14 +30,6 @@ _FINAL_TAG = "storm/final_error"
 _UNFINISHED = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
 _MOST_ATTEMPTS = 20
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 30.0, 1800.0
-
-
-def newest_observation(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
-    """Values of the metadata of the asset's newest observation, and ``at``, its time; empty when there is none."""
-    for record in instance.fetch_observations(key, limit=1).records:
-        metadata = record.asset_observation.metadata if record.asset_observation else {}
-        return {**{name: value.value for name, value in metadata.items()}, "at": record.timestamp}
-    return {}
 
 
 @contextmanager

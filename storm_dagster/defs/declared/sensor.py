@@ -14,9 +14,10 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
-from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, newest_observation, under_way
+from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, under_way
 from storm_dagster.defs.declared.runs import DEPLOY_TAG, REBALANCE_JOB, ask_job
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
+from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.model.errors import StormDagsterError
 

@@ -48,6 +48,14 @@ def is_own_run(run: Any, names: DagsterNames, repository: str | None) -> bool:
     return ours and repository in (None, run.tags.get(REPOSITORY_TAG))
 
 
+def newest_observation(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
+    """Values of the metadata of the asset's newest observation, and ``at``, its time; empty when there is none."""
+    for record in instance.fetch_observations(key, limit=1).records:
+        metadata = record.asset_observation.metadata if record.asset_observation else {}
+        return {**{name: value.value for name, value in metadata.items()}, "at": record.timestamp}
+    return {}
+
+
 def prune_runs(
     instance: dg.DagsterInstance,
     names: DagsterNames,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from storm_dagster.defs.keys import INBOX
+from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.defs.pictures.metadata import notes
 from storm_dagster.defs.resources.operating import Handles, connect, operations
 from storm_dagster.model.clock import boot_clock, boot_id
@@ -26,11 +27,7 @@ _log = logging.getLogger(__name__)
 
 def load_inbox_memory(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[str, float]:
     """Garbage -> boot clock when it was first seen; empty after another boot, which only delays."""
-    newest = instance.fetch_observations(key, limit=1).records
-    if not newest or newest[0].asset_observation is None:
-        return {}
-    value = newest[0].asset_observation.metadata.get(_MEMORY)
-    document = value.value if isinstance(value, dg.JsonMetadataValue) else None
+    document = newest_observation(instance, key).get(_MEMORY)
     if not isinstance(document, dict) or document.get("boot_id") != boot_id():
         return {}
     first = document.get("first_seen")

@@ -126,26 +126,22 @@ def find_garbage(
         return None  # A blob that a user put there.
 
     waiting = 0
-    blobs: list[str] = []
-    nodes: list[str] = []
-    for key in inventory.blobs:
-        limit = limit_of(key)
-        if limit is None:
-            continue
-        if age(f"blob {key}") >= limit:
-            blobs.append(key)
-        else:
-            waiting += 1
-    for parent, ids in inventory.nodes.items():
-        for topology_id in ids:
-            if topology_id in pinned_ids or topology_id in inventory.busy_workers:
-                continue
-            if not _is_topology_id(topology_id):
-                continue  # Written by somebody else.
-            if age(f"node {parent}/{topology_id}") >= grace_secs:
-                nodes.append(f"{parent}/{topology_id}")
-            else:
-                waiting += 1
+
+    def old(key: str, limit: float) -> bool:
+        nonlocal waiting
+        found = age(key) >= limit
+        waiting += not found
+        return found
+
+    blobs = [key for key in inventory.blobs if (limit := limit_of(key)) is not None and old(f"blob {key}", limit)]
+    used = pinned_ids | set(inventory.busy_workers)
+    nodes = [
+        f"{parent}/{topology_id}"
+        for parent, ids in inventory.nodes.items()
+        for topology_id in ids
+        # What somebody else wrote there stays.
+        if topology_id not in used and _is_topology_id(topology_id) and old(f"node {parent}/{topology_id}", grace_secs)
+    ]
     return CleanResult(tuple(nodes), tuple(blobs), tuple(expired), waiting), seen
 
 

@@ -23,7 +23,6 @@ from storm_dagster.model.groupings import Grouping
 from storm_dagster.model.placement import (
     PlacedWorker,
     PlacementBatch,
-    PlacementResult,
     SupervisorSlots,
     TopologyPlacement,
     TopologyToPlace,
@@ -39,9 +38,8 @@ from storm_dagster.model.topology import (
     StreamSpec,
     TopologySpec,
 )
+from storm_dagster.operations.context import Planner
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-Planner = Callable[[PlacementBatch], PlacementResult]
 
 
 def plan_text(text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
@@ -49,7 +47,6 @@ def plan_text(text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None]
     from storm_dagster.spark.planner import planner_for
 
     conf = conf.values if isinstance(conf, ClusterConf) else conf
-
     plans = parse_plans(text)
     if log is not None:
         where = conf.get("spark.remote") or conf.get("spark.master") or "a Spark session of its own"
@@ -136,29 +133,20 @@ def _to_place(
         raise type(error)(f"{source}: {error.message}") from None
     whole = with_system_components(spec, conf)
     table = _assign_given_ids(number_tasks(whole, conf), topology.tasks, source)
+    wanted = wanted_executors(whole)
+    _check_executors(table, wanted, source)
     for key in ("dead", "unstopped"):
         _check_tasks(f"{source}.{key}", getattr(topology, key), table)
     built = topology_to_place(
-        name=topology.name,
-        topology_id="",
-        spec=spec,
-        conf=conf,
-        tasks=table,
-        executors=executors_of(table, _executors(table, wanted_executors(whole), source)),
+        name=topology.name, topology_id="", spec=spec, conf=conf, tasks=table, executors=executors_of(table, wanted)
     )
     old = tuple(
         PlacedWorker(**{**worker.model_dump(), "host": worker.host or hosts.get(worker.node, worker.node)})
         for worker in topology.old
     )
-    return built.model_copy(
-        update={
-            "event": topology.event,
-            "reassign": topology.reassign,
-            "old": old,
-            "dead": tuple(topology.dead),
-            "unstopped": tuple(topology.unstopped),
-        }
-    )
+    dead, unstopped = tuple(topology.dead), tuple(topology.unstopped)
+    given = {"event": topology.event, "reassign": topology.reassign}
+    return built.model_copy(update={**given, "old": old, "dead": dead, "unstopped": unstopped})
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
@@ -204,14 +192,13 @@ def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: 
     return table.model_copy(update={"components": components})
 
 
-def _executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> dict[str, int]:
+def _check_executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> None:
     for name, part in table.components.items():
         if len(part.ids) < wanted.get(name, 0):
             raise InvalidRequest(
                 f"{source}.tasks.{name}: component {name!r} has parallelism {wanted[name]} and {len(part.ids)} task ids: "
                 "give as many ids, or lower its parallelism"
             )
-    return dict(wanted)
 
 
 def result_document(batch: PlacementBatch, planner: Planner) -> dict[str, Any]:

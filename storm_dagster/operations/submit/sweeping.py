@@ -12,9 +12,14 @@ from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
 from storm_dagster.operations.transactions import delete_tree
 
-SWEEP = shared_steps(
-    "sweep", *(f"sweep.{part}" for part in ("tasks", "taskbeats", "taskerrors", "gray_upgrade", "metrics", "workers"))
-)
+_SWEPT = {
+    "sweep.tasks": paths.tasks,
+    "sweep.taskbeats": paths.taskbeats,
+    "sweep.taskerrors": paths.task_errors,
+    "sweep.gray_upgrade": paths.gray_upgrade,
+    "sweep.metrics": paths.metrics,
+}
+SWEEP = shared_steps("sweep", *_SWEPT, "sweep.workers")
 DELETE_CODE = shared_steps(
     "delete_code",
     *(f"delete.{suffix}" for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser", "placement.json")),
@@ -27,13 +32,8 @@ _WORKER_POLL_SECS = 0.1
 def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
     """Delete the nodes of a topology that is assigned no more, once its workers have ended or their time is up."""
     _await_workers(ctx, topology_id, float(ctx.conf.get("task.cleanup.timeout.sec", 10)))
-    for name, path in (
-        ("sweep.tasks", paths.tasks(topology_id)),
-        ("sweep.taskbeats", paths.taskbeats(topology_id)),
-        ("sweep.taskerrors", paths.task_errors(topology_id)),
-        ("sweep.gray_upgrade", paths.gray_upgrade(topology_id)),
-        ("sweep.metrics", paths.metrics(topology_id)),
-    ):
+    for name, path_of in _SWEPT.items():
+        path = path_of(topology_id)
         try:
             delete_tree(ctx, epoch, path, name)
         except Conflict as error:
