@@ -1,5 +1,5 @@
 # make demo | check | test                          what everybody needs
-# make test-all | chaos | soak | simulate | fuzz | compat | browser | test-docker   what takes longer
+# make test-all | chaos | soak | simulate | fuzz | compat | browser | test-docker | test-kafka   what takes longer
 # make install | bench | docs | screenshots | dist-check | clean      (docs/contributing.md says what each does)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
-.PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean
+.PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser test-kafka docs screenshots dist-check clean
 
 # -- each target installs what it runs, and adds to what others have installed ---------------------------------------
 RUNTIME := $(VENV)/.runtime
@@ -134,6 +134,12 @@ simulate: java $(TEST)
 # Everything that is generated: EXAMPLES for each property, drawn at random; what fails is repeated the next time.
 fuzz: java $(TEST)
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) -m "fuzz" --durations 15 $(ARGS)
+
+# Sources and sinks on a real Kafka, a million records under kills among them: KAFKA_BOOTSTRAP=host:port. Its topics are
+# made and deleted.
+test-kafka: java $(TEST)
+	@[ -n "$(KAFKA_BOOTSTRAP)" ] || { echo "set KAFKA_BOOTSTRAP=host:port to a Kafka broker" >&2; exit 1; }
+	KAFKA_BOOTSTRAP=$(KAFKA_BOOTSTRAP) $(PYTEST) tests/connectors --durations 15 $(ARGS)
 
 # The Dagster tests on the lowest and on the newest release of the index.
 compat: java $(TEST)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storm_dagster.connectors.files import FileSink
+    from storm_dagster.connectors.kafka_sink import KafkaSink
     from storm_dagster.connectors.kafka_source import KafkaSource
     from storm_dagster.connectors.postgres import PostgresSink
     from storm_dagster.connectors.settings import client_settings
@@ -22,6 +23,7 @@ _PUBLIC = {
     name: module
     for module, names in {
         "files": "FileSink",
+        "kafka_sink": "KafkaSink",
         "kafka_source": "KafkaSource",
         "postgres": "PostgresSink",
         "settings": "client_settings",
@@ -35,6 +37,7 @@ _PUBLIC = {
 
 __all__ = [
     "FileSink",
+    "KafkaSink",
     "KafkaSource",
     "Lag",
     "PartitionEnd",

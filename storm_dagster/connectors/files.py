@@ -29,31 +29,26 @@ class FileSink:
     fsspec package; for ``s3://`` the extra ``s3`` has it.
 
     A file is there with all of its rows or not at all. The newest token of a task is in its newest file: leave that one
-    when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``. ``conf`` has the options of
+    when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``. The conf has the options of
     the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
     """
 
     def __init__(
-        self,
-        conf: Mapping[str, Any],
-        url: str,
-        format: Literal["jsonl", "csv", "parquet"] = "jsonl",
-        *,
-        prefix: str = "files.",
+        self, url: str, format: Literal["jsonl", "csv", "parquet"] = "jsonl", *, prefix: str = "files."
     ) -> None:
         if format not in _FORMATS:
             raise InvalidRequest(f"{format!r} is not a format of files: use one of {', '.join(_FORMATS)}")
-        self._conf, self._url, self._prefix, self._format = conf, url, prefix, format
+        self._url, self._format, self._prefix = url, format, prefix
         self._fs: Any = None
 
-    def open(self, owner: str) -> int | None:
+    def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Find the newest file of the owner. On a file system, an earlier opening of the owner can finish no file any more;
         object storage has no means for that, there ``SinkBolt`` writes only while its worker's lease is valid."""
         import fsspec
 
         # The error of another file system names its package itself.
         with client_library("s3") if self._url.startswith("s3") else nullcontext():
-            options = {"use_listings_cache": False, **client_settings(self._conf, self._prefix)}
+            options = {"use_listings_cache": False, **client_settings(conf, self._prefix)}
             self._fs, self._folder = fsspec.url_to_fs(self._url, **options)
         fs, me = self._fs, file_name_of(owner)
         protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}

@@ -33,32 +33,31 @@ class PostgresSink:
     ``record_id``, which gets the row's id; with ``exactly_once`` there is none, and rows are only inserted. Then the newest
     token of each task is a row of ``token_table``, which is created if it is missing, in the transaction of the rows.
 
-    ``conf`` has the connection's parameters below ``prefix``: ``postgres.host``, ``postgres.dbname``,
+    The conf has the connection's parameters below ``prefix``: ``postgres.host``, ``postgres.dbname``,
     ``postgres.password.file`` and any other one of libpq. Maps are written as ``jsonb``, lists as arrays. Rows that break a
     constraint or do not fit their columns are rejected.
     """
 
     def __init__(
         self,
-        conf: Mapping[str, Any],
         table: str,
         key: str | Sequence[str] | None = None,
         *,
         token_table: str = "storm_sink_tokens",
         prefix: str = "postgres.",
     ) -> None:
-        self._conf, self._prefix = conf, prefix
+        self._prefix = prefix
         self._table, self._token_table = table, token_table
         self._key: list[str] | None = [key] if isinstance(key, str) else list(key) if key else None
         self._db: Connection[Any] | None = None
         self._owner, self._epoch = "", 0
 
-    def open(self, owner: str) -> int | None:
+    def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect; :class:`Unavailable` waits for an earlier transaction of the owner to end, or to be ended."""
         with client_library("postgres"):
             import psycopg
             from psycopg.sql import SQL
-        db = self._db = psycopg.connect(**{**_SETTINGS, **client_settings(self._conf, self._prefix)}, autocommit=True)
+        db = self._db = psycopg.connect(**{**_SETTINGS, **client_settings(conf, self._prefix)}, autocommit=True)
         self._owner = owner
         if not owner:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -27,13 +28,13 @@ class Row:
 
 
 class Sink(Protocol):
-    """What a :class:`SinkBolt` writes to: one for each task, called by the task's own thread only. Its methods may block."""
+    """What a :class:`SinkBolt` writes to. Each task has its own copy, and calls it from its own thread: methods may block."""
 
-    def open(self, owner: str) -> int | None:
+    def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that cannot be told.
 
-        ``owner`` names the task, and is empty if rows may be written twice. Nothing that an earlier connection of the
-        owner began may be written from now on.
+        ``conf`` is the component's, over the topology's. ``owner`` names the task, and is empty if rows may be written
+        twice. Nothing that an earlier connection of the owner began may be written from now on.
         """
         ...
 
@@ -75,7 +76,7 @@ class _Entry:
 
 
 class SinkBolt(StatefulBolt):
-    """A bolt that gathers rows, writes them to a :class:`Sink`, and acks them then. Define :meth:`make_sink`.
+    """A bolt that gathers rows, writes them to its ``sink``, and acks them then: a subclass sets attributes.
 
     A batch is written when it has ``batch_rows`` rows or ``batch_bytes`` bytes (strings and bytes; any other value
     counts as eight), or is ``batch_secs`` old. While the sink cannot be reached, the task takes no tuples, so that spouts are
@@ -91,6 +92,8 @@ class SinkBolt(StatefulBolt):
     blocking = True
     auto_ack = False
     outputs: ClassVar[Outputs] = [Stream(["row", "reason"], "rejected")]
+    sink: ClassVar[Sink]
+    """What is written to; each task has its own copy."""
     record_id: ClassVar[str | Sequence[str] | None] = None
     """Fields whose values make the id of a record on its stream."""
     exactly_once: ClassVar[bool] = False
@@ -112,9 +115,11 @@ class SinkBolt(StatefulBolt):
         """Conf of the tick that writes the last rows of a quiet stream."""
         return {"topology.tick.tuple.freq.secs": cls.batch_secs / 2}
 
-    def make_sink(self) -> Sink:
-        """A new sink, of ``self.conf``; it connects when it is opened."""
-        raise InvalidTopology(f"{type(self).__name__} does not define make_sink(self)")
+    @classmethod
+    def _checked_kind(cls) -> str:
+        if not hasattr(cls, "sink"):
+            raise InvalidTopology(f"{cls.__name__} has no sink: set sink = ... in its class")
+        return super()._checked_kind()
 
     def row_of(self, tup: Tuple) -> Mapping[str, Any] | None:
         """The values to write: by default those of the tuple, by field. ``None``: nothing. A tuple for which it raises
@@ -222,14 +227,14 @@ class SinkBolt(StatefulBolt):
         me = batches.owner if self.exactly_once else ""
         undecided = dict(batches.undecided()) if self.exactly_once else {}
         for owner in sorted(undecided.keys() - {me}):
-            earlier = self.make_sink()
+            earlier = copy.copy(self.sink)
             try:
                 newest = self._newest(earlier, owner)
             finally:
                 earlier.close()
             if not batches.decide(owner, newest >= undecided[owner]):
                 return False
-        self._sink = self.make_sink()
+        self._sink = copy.copy(self.sink)
         self._token = self._newest(self._sink, me)
         if me in undecided:
             written = self._token >= undecided[me]
@@ -241,7 +246,7 @@ class SinkBolt(StatefulBolt):
         return True
 
     def _newest(self, sink: Sink, owner: str) -> int:
-        newest = sink.open(owner)
+        newest = sink.open(self.conf, owner)
         if newest is None and owner:
             raise InvalidRequest(
                 f"{type(sink).__name__} cannot tell what it has written, as exactly_once needs it: set "

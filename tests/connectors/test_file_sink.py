@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pyarrow import parquet
 from storm_dagster.connectors import FileSink, Rejected, Row
 from storm_dagster.connectors.files import encode_rows, file_name_of
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_rigs.sink_rig import SinkRig
 
 
 def numbers(*found: int) -> list[Row]:
@@ -59,24 +60,24 @@ def lines_of(fs: Any, url: str) -> list[int]:
 
 def test_the_newest_token_is_in_the_name_of_the_newest_file(where: tuple[dict[str, Any], str, Any]) -> None:
     conf, url, fs = where
-    sink, other, again = (FileSink(conf, url) for _ in range(3))
-    assert (sink.open("t/a/1.0"), other.open("t/a/1.1")) == (0, 0)
+    sink, other, again = (FileSink(url) for _ in range(3))
+    assert (sink.open(conf, "t/a/1.0"), other.open(conf, "t/a/1.1")) == (0, 0)
     sink.write(numbers(1, 2), 1)
     sink.write(numbers(3), 2)
     sink.write(numbers(3), 2)  # The answer was lost.
     other.write(numbers(4), 1)
     sink.close()
-    assert again.open("t/a/1.0") == 2
+    assert again.open(conf, "t/a/1.0") == 2
     again.write(numbers(5), 3)
-    assert FileSink(conf, url).open("t/a/1.0") == 3
+    assert FileSink(url).open(conf, "t/a/1.0") == 3
     assert sorted(lines_of(fs, url)) == [1, 2, 3, 4, 5]
 
 
 def test_without_an_owner_no_file_takes_the_place_of_another(where: tuple[dict[str, Any], str, Any]) -> None:
     conf, url, fs = where
     for n in range(3):
-        sink = FileSink(conf, url)
-        assert sink.open("") is None
+        sink = FileSink(url)
+        assert sink.open(conf, "") is None
         sink.write(numbers(n), 1)
         sink.close()
     assert sorted(lines_of(fs, url)) == [0, 1, 2]
@@ -84,10 +85,10 @@ def test_without_an_owner_no_file_takes_the_place_of_another(where: tuple[dict[s
 
 def test_an_earlier_opening_finishes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = str(tmp_path / "out")
-    first, second = FileSink({}, url), FileSink({}, url)
-    first.open("me")
+    first, second = FileSink(url), FileSink(url)
+    first.open({}, "me")
     first.write(numbers(1), 1)
-    assert second.open("me") == 1
+    assert second.open({}, "me") == 1
     with pytest.raises(Unavailable, match="opened elsewhere"):
         first.write(numbers(2), 2)
     # It stands between the file and its name when another one opens.
@@ -96,7 +97,7 @@ def test_an_earlier_opening_finishes_no_file(tmp_path: Path, monkeypatch: pytest
     def overtaken(file: int) -> None:
         monkeypatch.undo()
         fsync(file)
-        assert FileSink({}, url).open("me") == 1
+        assert FileSink(url).open({}, "me") == 1
 
     monkeypatch.setattr("os.fsync", overtaken)
     with pytest.raises(Unavailable):
@@ -105,8 +106,8 @@ def test_an_earlier_opening_finishes_no_file(tmp_path: Path, monkeypatch: pytest
 
 
 def test_no_part_of_a_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = FileSink({}, f"file://{tmp_path}/out")
-    sink.open("me")
+    sink = FileSink(f"file://{tmp_path}/out")
+    sink.open({}, "me")
     monkeypatch.setattr("os.fsync", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sink.write(numbers(1), 1)
@@ -124,8 +125,8 @@ def test_formats(tmp_path: Path) -> None:
         {"a": "1", "text": "x", "more": ""},
         {"a": "2", "text": 'quo"te\n', "more": "0.5"},
     ]
-    sink = FileSink({}, str(tmp_path), "parquet")
-    sink.open("me")
+    sink = FileSink(str(tmp_path), "parquet")
+    sink.open({}, "me")
     sink.write([Row(values) for values in ROWS], 1)
     (path,) = tmp_path.glob("me-000000000001-*.parquet")
     assert parquet.read_table(path).to_pylist() == [
@@ -136,7 +137,7 @@ def test_formats(tmp_path: Path) -> None:
         sink.write([Row({"a": n}) for n in (1, "two", 3, 2**70, None)], 2)
     assert sorted(refused.value.rows) == [1, 3] and len(list(tmp_path.glob("me-*"))) == 1
     with pytest.raises(InvalidRequest, match="'xml' is not a format"):
-        FileSink({}, "/", "xml")  # type: ignore[arg-type]
+        FileSink("/", "xml")  # type: ignore[arg-type]
 
 
 VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
@@ -160,3 +161,13 @@ def test_what_is_left_when_the_refused_rows_are_gone_is_written(rows: list[dict[
 def test_names_of_owners_differ(one: str, other: str) -> None:
     assert (file_name_of(one) == file_name_of(other)) == (one == other)
     assert not set(file_name_of(one)) & set("/-%?*[]")
+
+
+@pytest.mark.zookeeper
+@pytest.mark.long
+def test_rows_of_killed_workers_are_in_one_file_each(
+    make_sink_rig: Callable[[int, dict[str, Any], str], SinkRig], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    make_sink_rig(20_000, {}, "InFiles").run(lambda: 200 * len(list(folder.glob("*.jsonl"))), kills=4)
+    assert sorted(lines_of(fsspec.filesystem("file"), str(folder))) == list(range(20_000))

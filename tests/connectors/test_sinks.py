@@ -34,7 +34,7 @@ STORE = Store()
 
 
 class StoreSink:
-    def open(self, owner: str) -> int | None:
+    def open(self, conf: Any, owner: str) -> int | None:
         if STORE.plan and STORE.plan[-1] == "away":
             STORE.plan.pop()
             raise ConnectionError("the store is away")
@@ -78,8 +78,7 @@ class Write(SinkBolt):
     batch_rows = 7
     batch_bytes = 200
 
-    def make_sink(self) -> StoreSink:
-        return StoreSink()
+    sink = StoreSink()
 
 
 class WriteOnce(Write):

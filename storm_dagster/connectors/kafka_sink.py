@@ -1,0 +1,135 @@
+"""Kafka as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.sinks import Rejected, Row
+from storm_dagster.model.errors import Unavailable
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Producer
+
+__all__ = ["KafkaSink"]
+
+_SECS = 30.0
+"""Longest wait for an answer of the brokers, after which the batch is tried again."""
+_OVERHEAD = 512
+"""Bytes that a broker counts for a message, beside key and value; generous."""
+
+
+class KafkaSink:
+    """Writes each row as a message of ``topic``: as JSON, or what ``value(row)`` returns. Needs the extra ``kafka``.
+
+    ``key`` names the field whose text is the message's key. All replicas have a message before its row counts as
+    written. With ``exactly_once`` each batch is a transaction of the producer that has the owner's name, and fences
+    earlier ones; the token is the offset that the consumer group of this name has committed for partition 0. Readers need
+    ``isolation.level: read_committed``, which is librdkafka's own.
+
+    The conf has the settings of librdkafka below ``prefix``: ``kafka.bootstrap.servers``, ``kafka.sasl.password.file``.
+    Rows that cannot be encoded or are longer than ``kafka.message.max.bytes`` are rejected.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        key: str | None = None,
+        value: Callable[[Mapping[str, Any]], bytes | str | None] = msgspec.json.encode,
+        *,
+        prefix: str = "kafka.",
+    ) -> None:
+        self._prefix = prefix
+        self._topic, self._key, self._value = topic, key, value
+        self._producer: Producer | None = None
+        self._group: Consumer | None = None
+
+    def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
+        """Connect; with an owner, fence its earlier producers, whose open transaction is aborted."""
+        with client_library("kafka"):
+            from confluent_kafka import Consumer, Producer, TopicPartition
+        settings = client_settings(conf, self._prefix)
+        self._most_bytes = int(settings.get("message.max.bytes", 1_000_000)) - _OVERHEAD
+        own = {"enable.idempotence": True, "acks": "all", **({"transactional.id": owner} if owner else {})}
+        self._producer = Producer({"linger.ms": 5, **settings, **own})
+        if not owner:
+            # Fails here if no broker can be reached, or the topic is not there.
+            found = self._producer.list_topics(self._topic, timeout=_SECS).topics[self._topic]
+            if found.error is not None:
+                raise Unavailable(f"topic {self._topic}: {found.error.str()}")
+            return None
+        self._producer.init_transactions(_SECS)
+        self._group = Consumer({**settings, "group.id": owner, "enable.auto.commit": False})
+        self._token = TopicPartition(self._topic, 0)
+        (committed,) = self._group.committed([self._token], _SECS)
+        return max(committed.offset, 0)
+
+    def write(self, rows: Sequence[Row], token: int) -> None:
+        """Send all rows, and wait until the brokers have them."""
+        messages = self._encode(rows)
+        producer, group = self._producer, self._group
+        assert producer is not None
+        if group is None:
+            self._send(messages)
+            return
+        producer.begin_transaction()
+        self._send(messages)
+        self._token.offset = token
+        producer.send_offsets_to_transaction([self._token], group.consumer_group_metadata(), _SECS)
+        producer.commit_transaction(_SECS)
+
+    def close(self) -> None:
+        """Drop what is not sent, and disconnect."""
+        if self._producer is not None:
+            self._producer.purge()
+        if self._group is not None:
+            self._group.close()
+        self._producer = self._group = None
+
+    def _encode(self, rows: Sequence[Row]) -> list[tuple[bytes | str | None, bytes | str | None]]:
+        messages: list[tuple[bytes | str | None, bytes | str | None]] = []
+        refused: dict[int, str] = {}
+        for at, row in enumerate(rows):
+            try:
+                key = None if self._key is None else str(row.values[self._key])
+                value = self._value(row.values)
+                size = len(_bytes(key)) + len(_bytes(value))
+                if size > self._most_bytes:
+                    raise ValueError(f"{size} bytes are more than {self._prefix}message.max.bytes allows")
+            except Exception as error:
+                refused[at] = f"{type(error).__name__}: {error}"
+            else:
+                messages.append((key, value))
+        if refused:
+            raise Rejected(refused)
+        return messages
+
+    def _send(self, messages: Sequence[tuple[bytes | str | None, bytes | str | None]]) -> None:
+        assert self._producer is not None
+        errors: list[str] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None and not errors:
+                errors.append(error.str())
+
+        for key, value in messages:
+            while True:
+                try:
+                    self._producer.produce(self._topic, value=value, key=key, on_delivery=delivered)
+                    break
+                except BufferError:
+                    if self._producer.flush(_SECS):
+                        raise Unavailable(f"topic {self._topic} takes no messages: the queue to it is full") from None
+            self._producer.poll(0)
+        left = self._producer.flush(_SECS)
+        if errors or left:
+            raise Unavailable(
+                f"topic {self._topic} has not taken a batch: {errors[0] if errors else f'{left} messages wait'}"
+            )
+
+
+def _bytes(text: bytes | str | None) -> bytes:
+    return text.encode() if isinstance(text, str) else text or b""
