@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from storm_dagster.connectors.settings import client_library, client_settings
-from storm_dagster.connectors.sinks import Rejected, Row
+from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["FileSink"]
@@ -73,7 +73,16 @@ class FileSink:
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Write the file of a batch."""
-        data = encode_rows([row.values for row in rows], self._format)
+        kept: list[Mapping[str, Any]] = []
+        data = b""
+
+        def add(part: Sequence[Row]) -> None:
+            nonlocal data
+            data = _FORMATS[self._format]([*kept, *(row.values for row in part)])
+            kept.extend(row.values for row in part)
+
+        # A row may fit by itself, and not to the rows before it: text below numbers.
+        write_or_reject(rows, add, lambda error: True)
         name = f"{self._name}-{token:012d}-{self._opening}.{self._format}"
         target = f"{self._folder}/{name}"
         if not self._staging:
@@ -105,36 +114,6 @@ class FileSink:
 def file_name_of(owner: str) -> str:
     """A part of file names for an owner, in letters that every store takes; another one for another owner."""
     return re.sub(r"[^A-Za-z0-9.]", lambda found: f"_{ord(found[0]):x}_", owner)
-
-
-def encode_rows(rows: Sequence[Mapping[str, Any]], format: str) -> bytes:
-    """The content of a file; :class:`Rejected` names rows that have no place in it, such as text below numbers."""
-    encode = _FORMATS[format]
-    kept: list[Mapping[str, Any]] = []
-    refused: dict[int, str] = {}
-
-    def fits(part: Sequence[Mapping[str, Any]]) -> bytes:
-        data = encode([*kept, *part])
-        kept.extend(part)
-        return data
-
-    def keep(first: int, part: Sequence[Mapping[str, Any]]) -> None:
-        """Find the rows that do not fit to those before them, by halves."""
-        try:
-            fits(part)
-        except Exception as error:
-            if len(part) == 1:
-                refused[first] = f"{type(error).__name__}: {error}"
-                return
-            middle = len(part) // 2
-            keep(first, part[:middle])
-            keep(first + middle, part[middle:])
-
-    try:
-        return fits(rows)
-    except Exception:
-        keep(0, rows)
-        raise Rejected(refused) from None
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

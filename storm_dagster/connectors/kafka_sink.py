@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from storm_dagster.connectors.settings import client_library, client_settings
-from storm_dagster.connectors.sinks import Rejected, Row
+from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Producer
 
 __all__ = ["KafkaSink"]
 
@@ -38,14 +35,14 @@ class KafkaSink:
         self,
         topic: str,
         key: str | None = None,
-        value: Callable[[Mapping[str, Any]], bytes | str | None] = msgspec.json.encode,
+        value: Callable[[Mapping[str, Any]], bytes | None] = msgspec.json.encode,
         *,
         prefix: str = "kafka.",
     ) -> None:
         self._prefix = prefix
         self._topic, self._key, self._value = topic, key, value
-        self._producer: Producer | None = None
-        self._group: Consumer | None = None
+        self._producer: Any = None
+        self._group: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect; with an owner, fence its earlier producers, whose open transaction is aborted."""
@@ -69,17 +66,16 @@ class KafkaSink:
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Send all rows, and wait until the brokers have them."""
-        messages = self._encode(rows)
-        producer, group = self._producer, self._group
-        assert producer is not None
-        if group is None:
+        messages: list[tuple[bytes | None, bytes | None]] = []
+        write_or_reject(rows, lambda part: messages.extend([self._message(row) for row in part]), lambda error: True)
+        if self._group is None:
             self._send(messages)
             return
-        producer.begin_transaction()
+        self._producer.begin_transaction()
         self._send(messages)
         self._token.offset = token
-        producer.send_offsets_to_transaction([self._token], group.consumer_group_metadata(), _SECS)
-        producer.commit_transaction(_SECS)
+        self._producer.send_offsets_to_transaction([self._token], self._group.consumer_group_metadata(), _SECS)
+        self._producer.commit_transaction(_SECS)
 
     def close(self) -> None:
         """Drop what is not sent, and disconnect."""
@@ -89,47 +85,24 @@ class KafkaSink:
             self._group.close()
         self._producer = self._group = None
 
-    def _encode(self, rows: Sequence[Row]) -> list[tuple[bytes | str | None, bytes | str | None]]:
-        messages: list[tuple[bytes | str | None, bytes | str | None]] = []
-        refused: dict[int, str] = {}
-        for at, row in enumerate(rows):
-            try:
-                key = None if self._key is None else str(row.values[self._key])
-                value = self._value(row.values)
-                size = len(_bytes(key)) + len(_bytes(value))
-                if size > self._most_bytes:
-                    raise ValueError(f"{size} bytes are more than {self._prefix}message.max.bytes allows")
-            except Exception as error:
-                refused[at] = f"{type(error).__name__}: {error}"
-            else:
-                messages.append((key, value))
-        if refused:
-            raise Rejected(refused)
-        return messages
+    def _message(self, row: Row) -> tuple[bytes | None, bytes | None]:
+        key = None if self._key is None else str(row.values[self._key]).encode()
+        value = self._value(row.values)
+        size = len(key or b"") + len(value or b"")
+        if size > self._most_bytes:
+            raise ValueError(f"{size} bytes are more than {self._prefix}message.max.bytes allows")
+        return key, value
 
-    def _send(self, messages: Sequence[tuple[bytes | str | None, bytes | str | None]]) -> None:
-        assert self._producer is not None
+    def _send(self, messages: Sequence[tuple[bytes | None, bytes | None]]) -> None:
         errors: list[str] = []
 
         def delivered(error: Any, message: Any) -> None:
-            if error is not None and not errors:
+            if error is not None:
                 errors.append(error.str())
 
         for key, value in messages:
-            while True:
-                try:
-                    self._producer.produce(self._topic, value=value, key=key, on_delivery=delivered)
-                    break
-                except BufferError:
-                    if self._producer.flush(_SECS):
-                        raise Unavailable(f"topic {self._topic} takes no messages: the queue to it is full") from None
-            self._producer.poll(0)
+            self._producer.produce(self._topic, value=value, key=key, on_delivery=delivered)
         left = self._producer.flush(_SECS)
         if errors or left:
-            raise Unavailable(
-                f"topic {self._topic} has not taken a batch: {errors[0] if errors else f'{left} messages wait'}"
-            )
-
-
-def _bytes(text: bytes | str | None) -> bytes:
-    return text.encode() if isinstance(text, str) else text or b""
+            why = errors[0] if errors else f"{left} messages wait"
+            raise Unavailable(f"topic {self._topic} has not taken a batch: {why}")

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storm_dagster.connectors.settings import client_library, client_settings
-from storm_dagster.connectors.sinks import Rejected, Row
+from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-
-if TYPE_CHECKING:
-    from psycopg import Connection, Cursor
-    from psycopg.sql import Composed
 
 __all__ = ["PostgresSink"]
 
@@ -46,123 +42,84 @@ class PostgresSink:
         token_table: str = "storm_sink_tokens",
         prefix: str = "postgres.",
     ) -> None:
-        self._prefix = prefix
-        self._table, self._token_table = table, token_table
-        self._key: list[str] | None = [key] if isinstance(key, str) else list(key) if key else None
-        self._db: Connection[Any] | None = None
+        self._table, self._token_table, self._prefix = table, token_table, prefix
+        self._key = [key] if isinstance(key, str) else list(key or ())
+        self._db: Any = None
         self._owner, self._epoch = "", 0
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect; :class:`Unavailable` waits for an earlier transaction of the owner to end, or to be ended."""
+        """Connect. The end of an earlier transaction of the owner is waited for, at most ten seconds."""
         with client_library("postgres"):
             import psycopg
-            from psycopg.sql import SQL
-        db = self._db = psycopg.connect(**{**_SETTINGS, **client_settings(conf, self._prefix)}, autocommit=True)
+            from psycopg.types.json import Jsonb
+        self._psycopg, self._json = psycopg, Jsonb
+        self._db = psycopg.connect(**{**_SETTINGS, **client_settings(conf, self._prefix)}, autocommit=True)
         self._owner = owner
         if not owner:
             return None
-        tokens = self._named(self._token_table)
-        with db.transaction():
-            db.execute(_LIMITS)
-            if db.execute("select to_regclass(%s)", [tokens.as_string(db)]).fetchone() == (None,):
-                table = SQL(
-                    "create table if not exists {} (owner text primary key, token bigint not null, epoch bigint not null)"
-                )
-                db.execute(table.format(tokens))
+        with self._db.transaction():
+            self._db.execute(_LIMITS)
+            if self._db.execute("select to_regclass(%s)", [self._token_table]).fetchone() == (None,):
+                columns = "(owner text primary key, token bigint not null, epoch bigint not null)"
+                self._run(f"create table if not exists {{}} {columns}")
             # The epoch of this connection: an earlier one of the owner writes nothing any more.
-            opening = SQL(
-                "insert into {0} as t values (%s, 0, 1) on conflict (owner) do update set epoch = t.epoch + 1 "
-                "returning token, epoch"
-            )
-            found = db.execute(opening.format(tokens), [owner]).fetchone()
-        assert found is not None
-        token, self._epoch = found
+            opening = "on conflict (owner) do update set epoch = t.epoch + 1 returning token, epoch"
+            token, self._epoch = self._run(f"insert into {{}} as t values (%s, 0, 1) {opening}", owner).fetchone()
         return token
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Insert all rows in one transaction, with the token."""
-        assert self._db is not None
-        from psycopg.sql import SQL
-
         with self._db.transaction(), self._db.cursor() as cursor:
             if self._owner:
-                cursor.execute(_LIMITS)
-                update = SQL("update {} set token = %s where owner = %s and epoch = %s")
-                cursor.execute(update.format(self._named(self._token_table)), [token, self._owner, self._epoch])
-                if cursor.rowcount != 1:
+                self._db.execute(_LIMITS)
+                update = "update {} set token = %s where owner = %s and epoch = %s"
+                if self._run(update, token, self._owner, self._epoch).rowcount != 1:
                     raise Unavailable(f"{self._owner} was opened elsewhere, and writes to {self._table} from there")
-            self._insert(cursor, rows)
+            write_or_reject(rows, lambda part: self._insert(cursor, part), self._is_of_row)
 
     def close(self) -> None:
         """Close the connection."""
         if self._db is not None:
             self._db.close()
 
-    def _named(self, table: str) -> Any:
-        from psycopg.sql import Identifier
+    def _run(self, statement: str, *values: Any) -> Any:
+        """Run a statement on the table of tokens."""
+        sql = self._psycopg.sql
+        return self._db.execute(sql.SQL(statement).format(sql.Identifier(*self._token_table.split("."))), values)
 
-        return Identifier(*table.split("."))
+    def _is_of_row(self, error: Exception) -> bool:
+        pg = self._psycopg
+        # With a state of the server, a ProgrammingError is the table's fault; without one, a value cannot be sent.
+        of_value = isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None
+        return of_value or isinstance(error, pg.DataError | pg.IntegrityError)
 
-    def _insert(self, cursor: Cursor[Any], rows: Sequence[Row]) -> None:
-        """Insert rows; :class:`Rejected` names those that can never be inserted, found by halves."""
-        import psycopg
-
-        try:
-            with cursor.connection.transaction():
-                self._try_insert(cursor, rows)
-            return
-        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
-            # Without a state of the server, a value has no type that it knows. Else the table is at fault, not a row.
-            if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is not None:
-                raise
-            if len(rows) == 1:
-                raise Rejected({0: f"{type(error).__name__}: {error}"}) from None
-        refused: dict[int, str] = {}
-        middle = len(rows) // 2
-        for first, part in ((0, rows[:middle]), (middle, rows[middle:])):
-            try:
-                self._insert(cursor, part)
-            except Rejected as found:
-                refused.update({first + at: why for at, why in found.rows.items()})
-        if refused:
-            raise Rejected(refused)
-
-    def _try_insert(self, cursor: Cursor[Any], rows: Sequence[Row]) -> None:
-        for columns, same in groupby(rows, lambda row: tuple(row.values)):
-            names = list(columns)
-            if self._key is None and not self._owner and _RECORD_ID not in names:
-                names.append(_RECORD_ID)
-            lines = [[self._value(row, name) for name in names] for row in same]
-            cursor.executemany(self._statement(names), lines)
+    def _insert(self, cursor: Any, rows: Sequence[Row]) -> None:
+        key = self._key or ([] if self._owner else [_RECORD_ID])
+        with self._db.transaction():
+            for columns, same in groupby(rows, lambda row: tuple(row.values)):
+                names = [*columns, *(name for name in key if name == _RECORD_ID and name not in columns)]
+                lines = [[self._value(row, name) for name in names] for row in same]
+                cursor.executemany(self._statement(names, key), lines)
 
     def _value(self, row: Row, name: str) -> Any:
-        if name == _RECORD_ID and name not in row.values:
-            if row.id is None:
-                raise InvalidRequest(
-                    f"rows for {self._table} have no id, and a repeated one could not be told from another: set record_id "
-                    "of the bolt, or key to the columns of a unique constraint"
-                )
-            return row.id
-        value = row.values[name]
-        if isinstance(value, dict):
-            from psycopg.types.json import Jsonb
-
-            return Jsonb(value)
-        return value
-
-    def _statement(self, names: list[str]) -> Composed:
-        from psycopg.sql import SQL, Identifier
-
-        parts = [
-            SQL("insert into {} ({}) values ({})").format(
-                self._named(self._table),
-                SQL(", ").join(map(Identifier, names)),
-                SQL(", ").join([SQL("%s")] * len(names)),
+        if name not in row.values and row.id is None:
+            raise InvalidRequest(
+                f"rows for {self._table} have no id, so that a repeated one would be there twice: set record_id of the "
+                "bolt, or the key of the sink to the columns of a unique constraint"
             )
-        ]
-        key = self._key or ([] if self._owner else [_RECORD_ID])
-        if key:
-            rest = [SQL("{0} = excluded.{0}").format(Identifier(name)) for name in names if name not in key]
-            action = SQL("update set {}").format(SQL(", ").join(rest)) if rest else SQL("nothing")
-            parts.append(SQL("on conflict ({}) do {}").format(SQL(", ").join(map(Identifier, key)), action))
-        return SQL(" ").join(parts)
+        value = row.values.get(name, row.id)
+        return self._json(value) if isinstance(value, dict) else value
+
+    def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
+        sql = self._psycopg.sql
+        columns, ids = (sql.SQL(", ").join(map(sql.Identifier, each)) for each in (names, key))
+        rest = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in names if name not in key]
+        action = "do update set {rest}" if rest else "do nothing"
+        text = "insert into {table} ({columns}) values ({values})" + (f" on conflict ({{ids}}) {action}" if key else "")
+        return sql.SQL(text).format(
+            table=sql.Identifier(*self._table.split(".")),
+            columns=columns,
+            values=sql.SQL(", ").join([sql.Placeholder()] * len(names)),
+            ids=ids,
+            rest=sql.SQL(", ").join(rest),
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.stateful import StatefulBolt
@@ -28,7 +28,7 @@ class Row:
 
 
 class Sink(Protocol):
-    """What a :class:`SinkBolt` writes to. Each task has its own copy, and calls it from its own thread: methods may block."""
+    """What a :class:`SinkBolt` writes to. Each task has its own copy and its own thread: methods may block."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that cannot be told.
@@ -68,10 +68,37 @@ class Rejected(Exception):
         self.rows: dict[int, str] = dict(rows)
 
 
+def write_or_reject(
+    rows: Sequence[Row], write: Callable[[Sequence[Row]], Any], is_of_row: Callable[[Exception], bool]
+) -> None:
+    """Write rows in one call, or if that raises find the rows at fault by halves, and raise :class:`Rejected` for them.
+
+    ``write`` adds rows to those written before, all of them or none. ``is_of_row``: whether an error may be a row's.
+    """
+    refused: dict[int, str] = {}
+
+    def attempt(first: int, part: Sequence[Row]) -> None:
+        try:
+            write(part)
+        except Exception as error:
+            if not is_of_row(error):
+                raise
+            middle = len(part) // 2
+            if middle:
+                attempt(first, part[:middle])
+                attempt(first + middle, part[middle:])
+            else:
+                refused[first] = f"{type(error).__name__}: {error}"
+
+    attempt(0, rows)
+    if refused:
+        raise Rejected(refused)
+
+
 @dataclass(slots=True)
 class _Entry:
     row: Row
-    tups: list[Tuple] = field(default_factory=list)
+    tups: list[Tuple]
     """The tuple, and copies of it that came while it waited."""
 
 
@@ -112,7 +139,7 @@ class SinkBolt(StatefulBolt):
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf of the tick that writes the last rows of a quiet stream."""
+        """Conf of the tick that writes the rows of a quiet stream."""
         return {"topology.tick.tuple.freq.secs": cls.batch_secs / 2}
 
     @classmethod
@@ -128,8 +155,7 @@ class SinkBolt(StatefulBolt):
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Begin without a connection: the first tuple or tick makes it."""
-        named = [self.record_id] if isinstance(self.record_id, str) else self.record_id or ()
-        self._id_fields: list[str] = list(named)
+        self._id_fields = [self.record_id] if isinstance(self.record_id, str) else list(self.record_id or ())
         self._sink: Sink | None = None
         self._entries: list[_Entry] = []
         self._known: dict[Any, _Entry] = {}
@@ -154,7 +180,9 @@ class SinkBolt(StatefulBolt):
             if values is None:
                 self.ack(tup)
                 return
-            entry = _Entry(Row(values, self._text_of_id(tup)), [tup])
+            named = self.named(tup) if self._id_fields else {}
+            text = "/".join(str(named[each]) for each in self._id_fields) or None
+            entry = _Entry(Row(values, text), [tup])
         except Exception as error:
             self._reject([tup], f"{type(error).__name__}: {error}")
             return
@@ -184,13 +212,12 @@ class SinkBolt(StatefulBolt):
 
     def close(self) -> None:
         """Close the sink; what is gathered is replayed."""
-        self._drop_sink()
-
-    def _text_of_id(self, tup: Tuple) -> str | None:
-        if not self._id_fields:
-            return None
-        named = self.named(tup)
-        return "/".join(str(named[each]) for each in self._id_fields)
+        sink, self._sink = self._sink, None
+        try:
+            if sink is not None:
+                sink.close()
+        except Exception as error:
+            self.logger.warning("closing %s failed: %s", type(sink).__name__, error)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -198,7 +225,7 @@ class SinkBolt(StatefulBolt):
         if not self._is_full:
             self._writing, self._entries = self._entries, []
             self._known.clear()
-            self._size, self._begun, self._is_full = 0, False, True
+            self._size, self._is_full = 0, True
             self._make_room()
 
     def _make_room(self) -> None:
@@ -214,7 +241,7 @@ class SinkBolt(StatefulBolt):
             if now - self._since > _TELL_MS:
                 self._tell(wait)
         except Exception as error:
-            self._drop_sink()
+            self.close()
             self._room_at, self._pause = now + self._pause, min(2 * self._pause, _MOST_PAUSE_MS)
             self._tell(error)
         else:
@@ -225,34 +252,26 @@ class SinkBolt(StatefulBolt):
         """Connect, and decide which batches of the time before are written. ``False``: the task restarts."""
         batches = self._sink_batches
         me = batches.owner if self.exactly_once else ""
-        undecided = dict(batches.undecided()) if self.exactly_once else {}
-        for owner in sorted(undecided.keys() - {me}):
-            earlier = copy.copy(self.sink)
-            try:
-                newest = self._newest(earlier, owner)
-            finally:
-                earlier.close()
-            if not batches.decide(owner, newest >= undecided[owner]):
+        undecided = batches.undecided() if self.exactly_once else {}
+        written = False
+        # Earlier owners of this task's keys first; then itself, whose sink stays open.
+        for owner in [*sorted(undecided.keys() - {me}), me]:
+            self.close()
+            self._sink = copy.copy(self.sink)
+            newest = self._sink.open(self.conf, owner)
+            if newest is None and owner:
+                raise InvalidRequest(
+                    f"{type(self.sink).__name__} cannot tell what it has written, as exactly_once needs it: set "
+                    f"{type(self).__name__}.exactly_once = False, or return its newest token from open()"
+                )
+            self._token = newest or 0
+            written = owner in undecided and self._token >= undecided[owner]
+            if owner in undecided and not batches.decide(owner, written):
                 return False
-        self._sink = copy.copy(self.sink)
-        self._token = self._newest(self._sink, me)
-        if me in undecided:
-            written = self._token >= undecided[me]
-            if not batches.decide(me, written):
-                return False
-            if written and self._begun:
-                self._finish()
+        if self._begun and written:
+            self._finish()
         self._begun = False
         return True
-
-    def _newest(self, sink: Sink, owner: str) -> int:
-        newest = sink.open(self.conf, owner)
-        if newest is None and owner:
-            raise InvalidRequest(
-                f"{type(sink).__name__} cannot tell what it has written, as exactly_once needs it: set "
-                f"{type(self).__name__}.exactly_once = False, or return its newest token from open()"
-            )
-        return newest or 0
 
     def _write(self) -> bool:
         assert self._sink is not None
@@ -268,9 +287,7 @@ class SinkBolt(StatefulBolt):
                 self._writing = [entry for at, entry in enumerate(entries) if at not in refused.rows]
                 self._begun = False
                 if len(self._writing) == len(entries):
-                    raise InvalidRequest(
-                        f"{type(self._sink).__name__} rejects no row of the batch: {refused}"
-                    ) from None
+                    raise InvalidRequest(f"{type(self.sink).__name__} rejects rows that are not there") from refused
                 for at, why in sorted(refused.rows.items()):
                     self._reject(entries[at].tups, why)
             else:
@@ -282,7 +299,7 @@ class SinkBolt(StatefulBolt):
         """Ack what is written."""
         self._rows += len(self._writing)
         self._bound().ack_all([tup for entry in self._writing for tup in entry.tups])
-        self._writing = []
+        self._writing, self._begun = [], False
         if self.exactly_once:
             self._sink_batches.save()
         self.report_metric("rows_written", self._rows)
@@ -297,14 +314,6 @@ class SinkBolt(StatefulBolt):
         self.report_metric("rows_rejected", self._refused)
         self._tell(InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}"))
 
-    def _drop_sink(self) -> None:
-        sink, self._sink = self._sink, None
-        try:
-            if sink is not None:
-                sink.close()
-        except Exception as error:
-            self.logger.warning("closing %s failed: %s", type(sink).__name__, error)
-
     def _tell(self, error: Exception) -> None:
         """Report an error, those of a type once a minute."""
         now, kind = self.context.now_ms(), type(error).__name__
@@ -312,8 +321,5 @@ class SinkBolt(StatefulBolt):
             return
         self._told[kind] = now + _TELL_MS
         if not isinstance(error, InvalidRequest | MissingPart):
-            waiting = len(self._writing)
-            error = Unavailable(
-                f"{waiting} rows and the spouts wait for the sink, which is tried again: {kind}: {error}"
-            )
+            error = Unavailable(f"{len(self._writing)} rows wait for the sink, which is tried again: {kind}: {error}")
         self.raise_exception(error)

@@ -233,8 +233,7 @@ class Contents:
         for key, raw in record.values:
             self.values[key_of(key)] = raw if self.encoded else decode_value(raw)
         self.values, self.held = _in_parts(self.values), _in_parts(self.held)
-        for number, name in record.ids:
-            self.ids[key_of(name)] = number
+        self.apply_ids(record)
         for number in record.finished:
             self.held.pop(number, None)
         for number, owner, raw in record.held:
@@ -243,11 +242,15 @@ class Contents:
             self.results.pop(number, None)
         for number, raw in record.results:
             self.results[number] = raw.copy()
+        self.windows = record.windows or self.windows
+
+    def apply_ids(self, record: Checkpoint) -> None:
+        """Apply the ids and batches of a checkpoint."""
+        self.ids.update({key_of(name): number for number, name in record.ids})
         for owner, token, ids in record.batches:
             self.batches[owner] = token, {key_of(name): number for number, name in ids}
             if not ids:
                 del self.batches[owner]
-        self.windows = record.windows or self.windows
 
     def snapshot(self) -> Iterator[Checkpoint]:
         """Everything as checkpoints, the first of which is full. They are small, since decoding one holds the

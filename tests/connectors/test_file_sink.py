@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from pyarrow import parquet
 
 from storm_dagster.connectors import FileSink, Rejected, Row
-from storm_dagster.connectors.files import encode_rows, file_name_of
+from storm_dagster.connectors.files import file_name_of
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_rigs.sink_rig import SinkRig
 
@@ -119,25 +119,31 @@ def test_no_part_of_a_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 ROWS = [{"a": 1, "text": "x"}, {"a": 2, "more": 0.5, "text": 'quo"te\n'}]
 
 
-def test_formats(tmp_path: Path) -> None:
-    assert [json.loads(line) for line in encode_rows(ROWS, "jsonl").splitlines()] == ROWS
-    assert list(csv.DictReader(io.StringIO(encode_rows(ROWS, "csv").decode(), newline=""))) == [
-        {"a": "1", "text": "x", "more": ""},
-        {"a": "2", "text": 'quo"te\n', "more": "0.5"},
-    ]
-    sink = FileSink(str(tmp_path), "parquet")
+def content(rows: list[dict[str, Any]], format: str, folder: Path) -> Path:
+    """The file of these rows."""
+    sink = FileSink(str(folder), format)  # type: ignore[arg-type]
     sink.open({}, "me")
-    sink.write([Row(values) for values in ROWS], 1)
-    (path,) = tmp_path.glob("me-000000000001-*.parquet")
-    assert parquet.read_table(path).to_pylist() == [
+    sink.write([Row(values) for values in rows], 1)
+    (path,) = folder.glob(f"me-000000000001-*.{format}")
+    return path
+
+
+def test_formats(tmp_path: Path) -> None:
+    assert [json.loads(line) for line in content(ROWS, "jsonl", tmp_path).read_text().splitlines()] == ROWS
+    with content(ROWS, "csv", tmp_path).open(newline="") as file:
+        assert list(csv.DictReader(file)) == [
+            {"a": "1", "text": "x", "more": ""},
+            {"a": "2", "text": 'quo"te\n', "more": "0.5"},
+        ]
+    assert parquet.read_table(content(ROWS, "parquet", tmp_path)).to_pylist() == [
         {"a": 1, "text": "x", "more": None},
         {"a": 2, "text": 'quo"te\n', "more": 0.5},
     ]
     with pytest.raises(Rejected) as refused:
-        sink.write([Row({"a": n}) for n in (1, "two", 3, 2**70, None)], 2)
-    assert sorted(refused.value.rows) == [1, 3] and len(list(tmp_path.glob("me-*"))) == 1
+        content([{"a": n} for n in (1, "two", 3, 2**70, None)], "parquet", tmp_path / "other")
+    assert sorted(refused.value.rows) == [1, 3] and not list((tmp_path / "other").glob("me-*"))
     with pytest.raises(InvalidRequest, match="'xml' is not a format"):
-        FileSink("/", "xml")  # type: ignore[arg-type]
+        content([], "xml", tmp_path)
 
 
 VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
@@ -150,11 +156,12 @@ FEW = settings(max_examples=max(4, settings().max_examples // 2))
     st.sampled_from(["jsonl", "csv", "parquet"]),
 )
 def test_what_is_left_when_the_refused_rows_are_gone_is_written(rows: list[dict[str, Any]], format: str) -> None:
-    try:
-        encode_rows(rows, format)
-    except Rejected as refused:
-        assert refused.rows
-        encode_rows([row for at, row in enumerate(rows) if at not in refused.rows], format)
+    with TemporaryDirectory() as folder:
+        try:
+            content(rows, format, Path(folder))
+        except Rejected as refused:
+            assert refused.rows
+            content([row for at, row in enumerate(rows) if at not in refused.rows], format, Path(folder))
 
 
 @given(st.text(max_size=4), st.text(max_size=4))

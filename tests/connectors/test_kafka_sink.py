@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import fsspec.registry
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -114,7 +113,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     # What fsspec has imported for another test it does not import again.
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     extra = {"confluent_kafka": "kafka", "psycopg": "postgres", "s3fs": "s3"}[library]
     with pytest.raises(MissingPart, match=rf"pip install storm-dagster\[{extra}\]"):
         sink.open({}, "")

@@ -83,7 +83,7 @@ def test_without_a_key_the_id_of_the_record_is_one(conf: dict[str, Any], db: psy
     sink.write([Row({"n": 1}, "p/1"), Row({"n": 2}, "p/2")], 1)
     sink.write([Row({"n": 9}, "p/2"), Row({"n": 3}, "p/3")], 1)
     assert rows_of(db) == [("p/1", 1), ("p/2", 9), ("p/3", 3)]
-    with pytest.raises(InvalidRequest, match="set record_id of the bolt, or key"):
+    with pytest.raises(InvalidRequest, match="set record_id of the bolt, or the key"):
         sink.write([Row({"n": 1})], 2)
     sink.close()
 

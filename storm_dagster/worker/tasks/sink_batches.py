@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.tuples import Tuple
@@ -15,59 +15,45 @@ if TYPE_CHECKING:
 class SinkBatches:
     """Batches of one task: each is in a checkpoint, with its token and the ids of its tuples, before it is written.
 
-    A later opening of the task asks the sink for its newest token, and calls :meth:`decide`. Used by the thread that runs
-    the bolt.
+    Used by the thread that runs the bolt. A method that cannot save returns ``False``: the task restarts.
     """
 
     def __init__(self, driver: StateDriver) -> None:
-        self._driver = driver
-        log, context = driver.log, driver.runner.context
-        self.owner = f"{context.topology_name}/{context.component}/{log.position[0]}.{log.index}"
+        self._driver, self._log = driver, driver.log
+        context, (division, _) = driver.runner.context, driver.log.position
+        self.owner = f"{context.topology_name}/{context.component}/{division}.{driver.log.index}"
         """Name of this task at the sink, the same until the number of tasks changes."""
+        self.save = driver.checkpoint
 
-    def undecided(self) -> Mapping[str, int]:
+    def undecided(self) -> dict[str, int]:
         """Owner -> token of the batches that may be written or not: of this task, and of earlier ones that had its keys."""
-        return {owner: token for owner, (token, _) in self._driver.log.contents.batches.items()}
+        return {owner: token for owner, (token, _) in self._log.contents.batches.items()}
 
     def begin(self, token: int, tups: Sequence[Tuple]) -> bool:
-        """Save that these tuples are written with ``token`` from now on; they take the place of this owner's last batch.
-
-        ``False`` if that could not be saved: the error is reported, and the task restarts.
-        """
-        names: dict[Any, int] = {}
-        for tup in tups:
-            names[self.id_of(tup)] = self._driver.key_hash(tup)
-        saved = self._append(Checkpoint(batches=[(self.owner, token, [(at, name) for name, at in names.items()])]))
-        if saved:
-            self._driver.log.contents.batches[self.owner] = token, names
-        return saved
+        """Save that these tuples, in place of this owner's last batch, are written with ``token`` from now on."""
+        ids = [(self._driver.key_hash(tup), self._driver.id_of(tup)) for tup in tups]
+        return self._append(Checkpoint(batches=[(self.owner, token, ids)]))
 
     def decide(self, owner: str, written: bool) -> bool:
-        """Drop the batch of an owner; if it is written, its ids count as applied. The result is that of :meth:`begin`."""
-        contents = self._driver.log.contents
-        token, names = contents.batches.pop(owner)
-        ids = [(at, name) for name, at in names.items()] if written else []
-        contents.ids.update({name: at for at, name in ids})
+        """Drop the batch of an owner; if it is written, its ids count as applied."""
+        token, names = self._log.contents.batches[owner]
+        ids = [(number, name) for name, number in names.items()] if written else []
         return self._append(Checkpoint(ids=ids, batches=[(owner, token, [])]))
 
     def id_of(self, tup: Tuple) -> Any:
         """The id of a tuple; ``InvalidRequest`` for one that cannot be saved."""
-        name = self._driver.id_of(tup)
-        stored_key(name)
+        stored_key(name := self._driver.id_of(tup))
         return name
 
     def ack_unapplied(self, tup: Tuple) -> None:
-        """Ack a tuple at the next checkpoint, whose id shall not count as applied: what it emitted is its only effect."""
+        """Ack a tuple at the next checkpoint; its id does not count as applied."""
         self._driver.pending_acks.append(tup)
-
-    def save(self) -> None:
-        """Take a checkpoint, which sends the acks."""
-        self._driver.checkpoint()
 
     def _append(self, record: Checkpoint) -> bool:
         try:
-            self._driver.log.append(record)
+            self._log.append(record)
         except Exception as error:
             self._driver.crash(error)
             return False
+        self._log.contents.apply_ids(record)
         return True
