@@ -11,6 +11,7 @@ import click
 
 import storm_dagster
 import storm_dagster.api
+import storm_dagster.connectors
 import storm_dagster.testing
 from storm_dagster.cli.app import VERBS, cli
 from storm_dagster.defs import build_storm_defs
@@ -119,6 +120,9 @@ def api_page() -> list[str]:
     for name in sorted(storm_dagster.api.__all__):
         value = getattr(storm_dagster.api, name)
         lines += [f"## {name}", "", *autodoc(_kind(value), f"storm_dagster.api.{name}")]
+    lines += ["## Sources and sinks", "", "All of it is importable from `storm_dagster.connectors`.", ""]
+    for name in sorted(storm_dagster.connectors.__all__):
+        lines += autodoc(_kind(getattr(storm_dagster.connectors, name)), f"storm_dagster.connectors.{name}")
     lines += ["## Testing", "", "All of it is importable from `storm_dagster.testing`.", ""]
     for name in sorted(storm_dagster.testing.__all__):
         lines += autodoc(_kind(getattr(storm_dagster.testing, name)), f"storm_dagster.testing.{name}")
