@@ -83,6 +83,8 @@ class KafkaSource(Source):
             "group.id": f"{context.topology_name}.{context.component}",
             "client.id": self._label.replace(" ", "-"),
             "queued.max.messages.kbytes": 16_384,
+            # As long may a partition wait that was full, until the others' fetch is answered.
+            "fetch.wait.max.ms": 100,
         }
         self._errors: list[Exception] = []
         self._known: list[str] | None = None
@@ -99,6 +101,8 @@ class KafkaSource(Source):
         self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
         on_error = {"error_cb": lambda error: self._errors.append(self._readable(error)), "logger": _log}
         self._consumer = confluent_kafka.Consumer({**defaults, **settings, **_OURS, **on_error})
+        # Calls of one client wait for each other.
+        self._asker = confluent_kafka.Consumer({**defaults, **settings, **_OURS, "log_level": 0})
 
     # -- questions, in a thread of their own while they last ------------------------------------------------
 
@@ -138,11 +142,13 @@ class KafkaSource(Source):
     def partitions(self) -> Collection[str] | None:
         """Those of the last answer; it is asked for again."""
         self._serve()
-        if self._errors and self._known is None:
-            raise self._errors.pop()
+        if self._known is None:
+            self._consumer.poll(0)
+            if self._errors:
+                raise self._errors.pop()
         self._ask(
             "partitions",
-            lambda: [self._consumer.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
+            lambda: [self._asker.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
             self._on_topics,
         )
         self._serve()
@@ -175,7 +181,7 @@ class KafkaSource(Source):
 
     def _look_up(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
         """(partition, committed offset, first, end, where to start) of each; it waits."""
-        consumer = self._consumer
+        consumer = self._asker
         found = []
         for one in consumer.committed([self._at(name) for name in names], timeout=_ASK_SECS):
             first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
@@ -267,7 +273,7 @@ class KafkaSource(Source):
         self._serve()
         if changed:
             offsets = [self._at(name, offset, self._label) for name, offset in changed.items()]
-            self._ask("commit", lambda: self._consumer.commit(offsets=offsets, asynchronous=False), self._on_commit)
+            self._ask("commit", lambda: self._asker.commit(offsets=offsets, asynchronous=False), self._on_commit)
             self._serve()
 
     def _on_commit(self, offsets: Sequence[Any]) -> None:
@@ -296,7 +302,7 @@ class KafkaSource(Source):
         return found
 
     def _look_at_ends(self, names: Sequence[str]) -> dict[str, int]:
-        return {name: self._consumer.get_watermark_offsets(self._at(name), timeout=_ASK_SECS)[1] for name in names}
+        return {name: self._asker.get_watermark_offsets(self._at(name), timeout=_ASK_SECS)[1] for name in names}
 
     def close(self) -> None:
         """Store what is to be committed, unless the brokers need longer than two seconds, and close the consumer."""
@@ -311,6 +317,7 @@ class KafkaSource(Source):
 
         def end() -> None:
             wait(last)
+            self._asker.close()
             self._consumer.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()

@@ -101,9 +101,13 @@ class SourceSpout(Spout):
     def _fill(self, now: float) -> None:
         if now >= self._next_refresh:
             self._guarded(self._refresh, now)
-        if self._mine is None or self._tracker.held >= _BATCH:
+        if self._mine is None:
             return
-        for record in self._guarded(lambda: self._source.read(_BATCH, self._tracker.full)) or ():
+        # A source may need long to go on with a partition that was full: some records are read beyond the bound.
+        full = self._tracker.full if self._tracker.held >= _BATCH else ()
+        if full and (full >= (self._mine or {""}) or self._tracker.held >= 4 * _BATCH):
+            return
+        for record in self._guarded(lambda: self._source.read(_BATCH, full)) or ():
             if isinstance(record, Exception):
                 self._complain(record)
             else:

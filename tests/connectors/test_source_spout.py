@@ -186,7 +186,8 @@ def test_a_blocking_record_stops_its_partition_at_the_bound_and_says_so_once() -
         run_until(harness, lambda: World.committed.get("a") == 30)
 
 
-def test_a_partition_is_not_read_beyond_its_bound() -> None:
+def test_a_partition_is_not_emitted_beyond_its_bound_and_hardly_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_BATCH", 2)
     World.reset(a=[b"%d" % n for n in range(30)])
     World.bad = set(range(30))
     with TopologyHarness(topology(OnLoop(step=4), on_poison="block", max_open=5)) as harness:

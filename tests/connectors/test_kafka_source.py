@@ -1,0 +1,228 @@
+"""Kafka as a source: librdkafka's own brokers, or those of ``KAFKA_BOOTSTRAP`` (``make test-kafka``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from storm_dagster.api import Bolt, Topology, Tuple
+from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, source_spout
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
+from storm_rigs.kafka import REAL, KafkaRig
+
+GROUP = "harness.records"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_COMMIT_SECS", 0.05)
+    monkeypatch.setattr(source_spout, "_LAG_SECS", 0.05)
+    monkeypatch.setattr(KafkaSource, "refresh_secs", 0.3)
+
+
+class Use(Bolt):
+    seen: ClassVar[list[Any]] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.seen.append(tup.values)
+
+
+def reading(
+    topic: str, par: int = 1, body: dict[str, Any] | None = None, bolt: type[Bolt] = Use, **how: Any
+) -> type[Topology]:
+    parts = {"source": KafkaSource(topic, **how), "outputs": ["n"], "__module__": __name__, **(body or {})}
+    # Tasks import the class by its name.
+    globals()["Records"] = made = type("Records", (SourceSpout,), parts)
+    Use.seen.clear()
+
+    class Reading(Topology):
+        records = made.spec(par=par)
+        use = bolt.spec(inputs=[records])
+
+    return Reading
+
+
+def run_until(harness: TopologyHarness, condition: Callable[[], Any], timeout: float = 20) -> Any:
+    def turn() -> Any:
+        harness.engine.run(harness.shared.clock())
+        return condition()
+
+    return eventually(turn, timeout, interval=0.001)
+
+
+def harness_of(kafka: KafkaRig, topology: type[Topology], **conf: Any) -> TopologyHarness:
+    return TopologyHarness(topology, conf={"kafka.bootstrap.servers": kafka.bootstrap, "kafka.log_level": 0, **conf})
+
+
+def stored(harness: TopologyHarness) -> dict[str, int]:
+    return {name: offset for one in harness.tasks("records") for name, offset in one._source._stored.items()}
+
+
+def everything(record: SourceRecord) -> list[Any]:
+    return [record.value, record.key, record.headers, record.partition, record.after, record.at_ms]
+
+
+def test_all_records_are_read_and_the_end_is_committed(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(1000), key=b"k", headers={"h": b"x"})
+    ends = kafka.ends(topic)
+    body = {"values": lambda self, record: everything(record), "outputs": list("vkhpat")}
+    with harness_of(kafka, reading(topic, body=body)) as harness:
+        run_until(harness, lambda: stored(harness) == ends)
+        run_until(harness, lambda: harness.tasks("records")[0]._next_lag and lags(harness) == dict.fromkeys(ends, 0))
+        assert harness.errors == []
+    assert sorted(int(row[0]) for row in Use.seen) == list(range(1000))
+    first = next(row for row in Use.seen if row[0] == b"2")
+    assert first[1:5] == [b"k", {"h": b"x"}, f"{topic}[2]", 1] and first[5] > 1_600_000_000_000
+    assert kafka.committed(GROUP, topic) == ends, "others see them"
+    assert {one.metadata for one in kafka.offsets(GROUP, topic)} == {"harness-1-0 task 3"}
+    # Nothing comes twice to whoever is next, and each of two tasks reads its own.
+    kafka.produce(topic, range(1000, 1008))
+    with harness_of(kafka, reading(topic, par=2)) as harness:
+        run_until(harness, lambda: len(Use.seen) >= 8 and stored(harness) == kafka.ends(topic))
+        owned = [set(one._source._assigned) for one in harness.tasks("records")]
+    assert sorted(n for (n,) in Use.seen) == list(range(1000, 1008))
+    assert [len(one) for one in owned] == [2, 2] and not owned[0] & owned[1]
+
+
+def lags(harness: TopologyHarness) -> dict[str, Any]:
+    metrics = [one.metrics for one in harness.engine.stats().values() if one.component == "records"]
+    return {name: lag[0] for one in metrics for name, lag in one.get("lag_by_partition", {}).items()}
+
+
+def test_transaction_markers_and_aborted_records_leave_no_lag(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40), transaction=True)
+    kafka.produce(topic, range(100, 140), transaction=False)
+    # Aborted records have offsets, and on a real broker the markers, too.
+    least = 22 if REAL else 20
+    ends = eventually(lambda: min(kafka.ends(topic).values()) >= least and kafka.ends(topic))
+    with harness_of(kafka, reading(topic)) as harness:
+        run_until(harness, lambda: stored(harness) == ends)
+        run_until(harness, lambda: lags(harness) == dict.fromkeys(ends, 0))
+    # Librdkafka's brokers show aborted records.
+    assert sorted(n for (n,) in Use.seen if n < 100 or REAL) == list(range(40))
+
+
+def test_latest_is_where_the_topology_was_first_started(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    with harness_of(kafka, reading(topic, start="latest")) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 4)
+    # What came while nobody ran is read.
+    kafka.produce(topic, range(100, 104))
+    with harness_of(kafka, reading(topic, start="latest")) as harness:
+        run_until(harness, lambda: len(Use.seen) == 4 and stored(harness) == kafka.ends(topic))
+    assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
+
+
+@pytest.mark.skipif(not REAL, reason="librdkafka's brokers know no times: set KAFKA_BOOTSTRAP")
+def test_reading_begins_at_a_time(kafka: KafkaRig) -> None:
+    topic = kafka.topic(**{"retention.ms": "-1"})
+    kafka.produce(topic, range(40), timestamp=1_600_000_000_000)
+    kafka.produce(topic, range(100, 104), timestamp=1_700_000_000_000)
+    with harness_of(kafka, reading(topic, start="2022-01-01")) as harness:
+        run_until(harness, lambda: len(Use.seen) == 4 and stored(harness) == kafka.ends(topic))
+    assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
+
+
+def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_committed(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    kafka.commit(GROUP, topic, [99])
+    with harness_of(kafka, reading(topic)) as harness:
+        run_until(harness, lambda: len(Use.seen) == 30 and harness.errors)
+        ((_, error),) = harness.errors
+        said = str(error)
+        assert f"{topic}[0] stands still" in said and "99 is lost" in said and "0 to 10" in said and "on_lost" in said
+        assert kafka.committed(GROUP, topic)[f"{topic}[0]"] == 99, "nothing is committed there"
+        run_until(harness, lambda: lags(harness).get(f"{topic}[0]") == 0)
+        kafka.commit(GROUP, topic, [4])
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic))
+    assert len(Use.seen) == 36
+
+
+@pytest.mark.parametrize(("on_lost", "read"), [("earliest", 40), ("latest", 30)])
+def test_a_lost_position_goes_on_as_configured_and_says_so(kafka: KafkaRig, on_lost: Any, read: int) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    kafka.commit(GROUP, topic, [99])
+    with harness_of(kafka, reading(topic, on_lost=on_lost)) as harness:
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic))
+        assert [on_lost in str(error) for _, error in harness.errors] == [True]
+    assert len(Use.seen) == read
+
+
+class Chokes(Bolt):
+    bad: ClassVar[set[Any]] = set()
+
+    def process(self, tup: Tuple) -> None:
+        if tup.values[0] in self.bad:
+            raise ValueError("bad")
+        Use.seen.append(tup.values)
+
+
+def test_a_full_partition_is_not_fetched_and_the_others_are(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_BATCH", 100)
+    topic = kafka.topic()
+    kafka.produce(topic, range(800))
+    Chokes.bad = {1, *range(9, 42, 4)}
+    topology = reading(topic, body={"on_poison": "block", "max_open": 10}, bolt=Chokes)
+    with harness_of(kafka, topology) as harness:
+        ends = kafka.ends(topic)
+        others = {name: end for name, end in ends.items() if name != f"{topic}[1]"}
+        run_until(harness, lambda: others.items() <= stored(harness).items())
+        assert stored(harness)[f"{topic}[1]"] == 0
+        run_until(harness, lambda: harness.tasks("records")[0]._source._paused == {f"{topic}[1]"})
+        Chokes.bad = set()
+        run_until(harness, lambda: stored(harness) == ends, 60)
+    assert len(Use.seen) == len({n for (n,) in Use.seen}) == 800
+
+
+def test_no_broker_is_one_error_and_the_loop_goes_on(kafka: KafkaRig) -> None:
+    conf = {"kafka.bootstrap.servers": "127.0.0.1:1"}
+    with harness_of(kafka, reading("any"), **conf) as harness:
+        run_until(harness, lambda: harness.errors)
+        harness.run()
+        assert ["127.0.0.1:1 does not answer" in str(error) for _, error in harness.errors] == [True]
+
+
+def test_a_topic_that_is_not_there_is_named(kafka: KafkaRig) -> None:
+    if not REAL:
+        pytest.skip("librdkafka's brokers make every topic: set KAFKA_BOOTSTRAP")
+    with harness_of(kafka, reading("nowhere")) as harness:
+        run_until(harness, lambda: harness.errors)
+        assert "topic 'nowhere' cannot be read" in str(harness.errors[0][1])
+
+
+def test_a_missing_client_library_is_named_with_its_extra(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(MissingPart, match=r"pip install storm-dagster\[kafka\]"):
+        KafkaSource("t").open({}, None)
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ({}, "set kafka.bootstrap.servers"),
+        (
+            {"kafka.bootstrap.servers": "x:1", "kafka.enable.auto.commit": True},
+            "enable.auto.commit is set by the source",
+        ),
+        ({"kafka.bootstrap.servers": "x:1", "kafka.sasl.password": "secret"}, "sasl.password.file"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(conf: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        KafkaSource("t").open(conf, None)
+
+
+@pytest.mark.parametrize(("how", "said"), [({"start": "soon"}, "start of"), ({"on_lost": "skip"}, "on_lost of")])
+def test_words_that_mean_nothing_are_refused(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidTopology, match=said):
+        KafkaSource("t", **how)

@@ -1,0 +1,106 @@
+"""Brokers of Kafka for tests: those of ``KAFKA_BOOTSTRAP``, else librdkafka's own, in this process on real ports."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from storm_dagster.testing.waiting import eventually
+
+REAL = os.environ.get("KAFKA_BOOTSTRAP", "")
+
+
+class KafkaRig:
+    """Topics, records and offsets."""
+
+    def __init__(self) -> None:
+        self._mock: Any = None
+        self._clients: dict[str, Consumer] = {}
+        self.bootstrap: str = REAL
+        if not REAL:
+            settings = {"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1, "log_level": 0}
+            self._mock = Producer(settings)
+            brokers = self._mock.list_topics(timeout=10).brokers.values()
+            self.bootstrap = ",".join(f"{one.host}:{one.port}" for one in brokers)
+        self.conf: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "log_level": 0}
+        self.admin = AdminClient(self.conf)
+
+    def topic(self, partitions: int = 4, **config: str) -> str:
+        """A new topic. Librdkafka's brokers give each four partitions."""
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        if REAL:
+            self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
+        else:
+            assert partitions == 4 and not config
+
+        def known() -> bool:
+            # Asked for by name, librdkafka's brokers make it.
+            Producer(self.conf).list_topics(name, timeout=10)
+            found = self.admin.list_topics(name, timeout=10).topics[name]
+            return found.error is None and len(found.partitions) == partitions
+
+        eventually(known, what=f"topic {name} is there")
+        return name
+
+    def produce(
+        self, topic: str, values: Iterable[Any], partitions: int = 4, *, transaction: bool | None = None, **how: Any
+    ) -> None:
+        """Records around the partitions; in a transaction that is committed (``True``) or aborted."""
+        settings: dict[str, Any] = {**self.conf, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
+        if transaction is not None:
+            settings["transactional.id"] = uuid.uuid4().hex
+        producer = Producer(settings)
+        if transaction is not None:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        for number, value in enumerate(values):
+            producer.produce(topic, str(value).encode(), partition=number % partitions, **how)
+            if number % 10_000 == 9999:
+                producer.poll(0.1)
+        assert producer.flush(60) == 0
+        if transaction is not None:
+            (producer.commit_transaction if transaction else producer.abort_transaction)(30)
+
+    def _client(self, group: str) -> Consumer:
+        if group not in self._clients:
+            self._clients[group] = Consumer({**self.conf, "group.id": group})
+        return self._clients[group]
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        numbers = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return [TopicPartition(topic, number) for number in sorted(numbers)]
+
+    def ends(self, topic: str) -> dict[str, int]:
+        """Partition -> end offset."""
+        look = self._client("ends").get_watermark_offsets
+        return {f"{topic}[{one.partition}]": look(one, timeout=10)[1] for one in self._partitions(topic)}
+
+    def offsets(self, group: str, topic: str) -> list[TopicPartition]:
+        """Committed offsets of a group."""
+        return self._client(group).committed(self._partitions(topic), timeout=10)
+
+    def committed(self, group: str, topic: str) -> dict[str, int]:
+        """Partition -> committed offset, where there is one."""
+        return {f"{topic}[{one.partition}]": one.offset for one in self.offsets(group, topic) if one.offset >= 0}
+
+    def commit(self, group: str, topic: str, offsets: Sequence[int]) -> None:
+        """Commit offsets of the first partitions."""
+        found = [TopicPartition(topic, number, offset) for number, offset in enumerate(offsets)]
+        self._client(group).commit(offsets=found, asynchronous=False)
+
+    def wait_for_end(self, group: str, topic: str, timeout: float = 60.0) -> None:
+        """Until the group has committed the end of each partition."""
+        ends = self.ends(topic)
+        eventually(lambda: self.committed(group, topic) == ends or None, timeout, f"{group} is at {ends}", interval=0.2)
+
+    def close(self) -> None:
+        """Disconnect, and end librdkafka's brokers."""
+        for client in self._clients.values():
+            client.close()
+        self._mock = None
