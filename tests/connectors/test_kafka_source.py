@@ -123,7 +123,7 @@ def test_latest_is_where_the_topology_was_first_started(kafka: KafkaRig) -> None
 
 @pytest.mark.skipif(not REAL, reason="librdkafka's brokers know no times: set KAFKA_BOOTSTRAP")
 def test_reading_begins_at_a_time(kafka: KafkaRig) -> None:
-    topic = kafka.topic(**{"retention.ms": "-1"})
+    topic = kafka.topic(4, **{"retention.ms": "-1"})
     kafka.produce(topic, range(40), timestamp=1_600_000_000_000)
     kafka.produce(topic, range(100, 104), timestamp=1_700_000_000_000)
     with harness_of(kafka, reading(topic, start="2022-01-01")) as harness:

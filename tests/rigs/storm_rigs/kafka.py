@@ -81,6 +81,10 @@ class KafkaRig:
         look = self._client("ends").get_watermark_offsets
         return {f"{topic}[{one.partition}]": look(one, timeout=10)[1] for one in self._partitions(topic)}
 
+    def first(self, topic: str, partition: int) -> int:
+        """First offset that is there."""
+        return self._client("ends").get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[0]
+
     def offsets(self, group: str, topic: str) -> list[TopicPartition]:
         """Committed offsets of a group."""
         return self._client(group).committed(self._partitions(topic), timeout=10)

@@ -1,0 +1,345 @@
+"""Kafka read by real workers that are killed, moved, drained and cut off: nothing is lost.
+
+``make test`` runs the first case on librdkafka's brokers. With ``KAFKA_BOOTSTRAP`` all run on real ones (``make test-kafka``),
+with ``KAFKA_LONG=1`` a million records and twenty kills; what they measure they print.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.api import TopologyBuilder
+from storm_dagster.model import paths
+from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
+from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.kafka import REAL, KafkaRig
+from storm_rigs.worker_rig import WorkerRig, free_port
+
+pytestmark = pytest.mark.zookeeper
+LONG = bool(os.environ.get("KAFKA_LONG"))
+RECORDS = 1_000_000 if LONG else 20_000 if REAL else 3000
+KILLS = 20 if LONG else 4 if REAL else 2
+PARTITIONS = 12 if REAL else 4
+real = pytest.mark.skipif(not REAL, reason="needs real brokers: set KAFKA_BOOTSTRAP, or make test-kafka")
+if REAL:
+    pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(1800)]
+
+CODE = '''
+"""Each number is written to a file of the process that got it."""
+import os, threading, time
+from pathlib import Path
+from storm_dagster.api import Bolt, Spout
+from storm_dagster.connectors import KafkaSource, Retries, SourceSpout
+
+FOLDER = Path(os.environ["RIG_FOLDER"])
+
+
+class Records(SourceSpout):
+    source = KafkaSource(os.environ["RIG_TOPIC"])
+    outputs = ["n"]
+    retries = Retries(most=3, first_secs=0.05)
+
+
+class Use(Bolt):
+    def initialize(self, conf, context):
+        self.file = os.open(FOLDER / f"seen-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.pause = float(conf.get("rig.pause", 0))
+
+    def process(self, tup):
+        if self.pause:
+            time.sleep(self.pause)
+        os.write(self.file, b"%d\\n" % tup.values[0])
+
+
+class Beats(Spout):
+    """How long the loop was away between two calls, at most."""
+
+    def initialize(self, conf, context):
+        self.last = time.monotonic()
+        self.worst = 0.0
+
+    def next_tuple(self):
+        now = time.monotonic()
+        if now - self.last > self.worst:
+            self.worst = now - self.last
+            (FOLDER / "worst.new").write_text(f"{self.worst:.4f}")
+            os.replace(FOLDER / "worst.new", FOLDER / "worst")
+        self.last = now
+'''
+ONE, TWO = "s1", "s2"
+
+
+class Readers:
+    """A topology of one spout that reads a topic, on two workers."""
+
+    def __init__(self, rig: WorkerRig, kafka: KafkaRig, topic: str) -> None:
+        self.rig, self.kafka, self.topic = rig, kafka, topic
+        self.slots = {name: (name, free_port()) for name in (ONE, TWO)}
+
+    @property
+    def group(self) -> str:
+        return f"{self.rig.name}.records"
+
+    def assign(self, status: str = "ACTIVE", **tasks: str) -> None:
+        """Tasks of the spout by host; the others stay where they are."""
+        rest = {ONE: "1,3-4,9", TWO: "2"}
+        both = {self.slots[name]: f"{rest[name]},{tasks[name]}" if tasks.get(name) else rest[name] for name in rest}
+        self.rig.assign(both, status)
+
+    def tasks(self, numbers: str) -> None:
+        raw = encode_record(table(numbers))
+        self.rig.cluster.state.set_data(paths.tasks(self.rig.topology_id), raw)
+
+    def start(self, *names: str) -> None:
+        for name in names or self.slots:
+            self.rig.start(*self.slots[name])
+
+    def kill(self, name: str) -> None:
+        process = self.rig.processes[self.slots[name]]
+        process.kill()
+        process.wait()
+
+    def seen(self) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for path in self.rig.folder.glob("seen-*"):
+            found.update(map(int, path.read_bytes().split()))
+        return found
+
+    def progress(self) -> int:
+        return sum(self.kafka.committed(self.group, self.topic).values())
+
+    def finish(self, records: int, timeout: float = 120) -> Counter[int]:
+        """Until everything is committed: what the bolts got."""
+        self.kafka.wait_for_end(self.group, self.topic, timeout)
+        seen = self.seen()
+        lost = set(range(records)) - seen.keys()
+        assert not lost, f"{len(lost)} records are lost: {sorted(lost)[:10]}"
+        return seen
+
+    def readers(self) -> dict[str, list[int]]:
+        """Partition -> tasks that read it, as the statistics show it."""
+        name, port = self.slots[ONE]
+        document = ask_worker("127.0.0.1", port, self.rig.live()[name, port].token, "stats")
+        found: dict[str, list[int]] = {}
+        for task, entry in document["tasks"].items():
+            for partition in (
+                (entry["metrics"].get("lag_by_partition") or {}) if entry["component"] == "records" else ()
+            ):
+                found.setdefault(partition, []).append(int(task))
+        return found
+
+    def wait_for_readers(self, tasks: int, what: str) -> None:
+        began = time.monotonic()
+
+        def each_has_one() -> bool:
+            found = self.readers()
+            each = [one for ones in found.values() for one in ones]
+            return len(found) == PARTITIONS == len(each) and len(set(each)) == min(tasks, PARTITIONS)
+
+        eventually(each_has_one, 30, f"one reader for each partition: {what}", ignore=(Exception,))
+        print(f"\n{what}: each partition has one reader in the statistics after {time.monotonic() - began:.1f} s")
+
+
+def table(records: str) -> TaskTable:
+    parts = {"use": "1-2", "__acker": "3", "__topology_master": "4", "records": records, "beats": "9"}
+    spouts = ("records", "beats")
+    return TaskTable(
+        components={
+            name: ComponentTasks(type="spout" if name in spouts else "bolt", tasks=tasks)
+            for name, tasks in parts.items()
+        }
+    )
+
+
+@pytest.fixture
+def make(
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    kafka: KafkaRig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., Readers]]:
+    rigs: list[WorkerRig] = []
+
+    def make(tasks: str = "10-11", **conf: Any) -> Readers:
+        topic = kafka.topic(PARTITIONS)
+        monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
+        monkeypatch.setenv("RIG_TOPIC", topic)
+        builder = TopologyBuilder(topic)
+        builder.set_spout("records", "rig_code:Records", outputs=["n"])
+        builder.set_spout("beats", "rig_code:Beats", outputs=["n"])
+        builder.set_bolt("use", "rig_code:Use", inputs="records", par=2)
+        settings = {
+            "kafka.bootstrap.servers": kafka.bootstrap,
+            "topology.message.timeout.secs": 5,
+            "task.heartbeat.frequency.secs": 0.5,
+            "task.refresh.poll.secs": 2,
+            "supervisor.worker.shutdown.sleep.secs": 3,
+            **conf,
+        }
+        rig = WorkerRig(
+            tmp_path,
+            zk_cluster,
+            zk_conf,
+            builder.build(),
+            table(tasks),
+            conf=settings,
+            code={"rig_code.py": CODE},
+            name=topic,
+            topology_id=f"{topic}-1-1700000000",
+        )
+        rigs.append(rig)
+        return Readers(rig, kafka, topic)
+
+    yield make
+    for rig in rigs:
+        rig.stop()
+
+
+def test_killed_workers_lose_nothing_and_the_end_is_committed(make: Callable[..., Readers], kafka: KafkaRig) -> None:
+    readers = make()
+    half = RECORDS // 2
+    kafka.produce(readers.topic, range(half), PARTITIONS)
+    # Markers lie between the records, and at the end.
+    kafka.produce(readers.topic, range(half, RECORDS), PARTITIONS, transaction=True)
+    if REAL:
+        kafka.produce(readers.topic, range(10**9, 10**9 + 100), PARTITIONS, transaction=False)
+    readers.assign(s1="10", s2="11")
+    readers.start()
+    draw, began = random.Random(7), time.monotonic()
+    for number in range(KILLS):
+        due = (number + 1) * RECORDS // (KILLS + 2)
+        eventually(lambda due=due: readers.progress() >= due, 300, f"{due} records are committed")
+        victim = draw.choice([ONE, TWO])
+        readers.kill(victim)
+        readers.start(victim)
+    seen = readers.finish(RECORDS, 300)
+    assert max(seen) < RECORDS, "an aborted record was read"
+    again = sum(seen.values()) - len(seen)
+    print(f"\n{RECORDS} records, {KILLS} kills: 0 lost, {again} twice, {time.monotonic() - began:.0f} s")
+
+
+def producing(kafka: KafkaRig, topic: str, rate: int, stop: threading.Event) -> tuple[threading.Thread, list[int]]:
+    """Numbers, from 0, in a thread."""
+    produced = [0]
+
+    def run() -> None:
+        while not stop.is_set():
+            kafka.produce(topic, range(produced[0], produced[0] + rate // 10), PARTITIONS)
+            produced[0] += rate // 10
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, produced
+
+
+@real
+def test_other_numbers_of_tasks_under_load_read_everything_once(make: Callable[..., Readers], kafka: KafkaRig) -> None:
+    readers = make()
+    readers.assign(s1="10", s2="11")
+    readers.start()
+    stop = threading.Event()
+    thread, produced = producing(kafka, readers.topic, 2000, stop)
+    try:
+        readers.wait_for_readers(2, "2 tasks")
+        for tasks, count, where in (("10-14", 5, {ONE: "10,12,14", TWO: "11,13"}), ("10", 1, {TWO: "10"})):
+            at = readers.progress()
+            eventually(lambda at=at: readers.progress() > at + 1000, what="more is read")
+            # As a rebalance does it: spouts stop, open trees end, then tasks and assignment in one step.
+            readers.rig.set_status("REBALANCING")
+            time.sleep(3)
+            readers.tasks(tasks)
+            readers.assign(**where)
+            readers.wait_for_readers(count, f"{count} tasks")
+        # All workers are replaced, as by a hot deploy.
+        readers.rig.set_status("INACTIVE")
+        time.sleep(3)
+        for process in readers.rig.processes.values():
+            process.terminate()
+        assert [process.wait(20) for process in readers.rig.processes.values()] == [0, 0]
+        readers.start()
+        readers.rig.set_status("ACTIVE")
+        readers.wait_for_readers(1, "new workers")
+        at = readers.progress()
+        eventually(lambda: readers.progress() > at + 1000, what="more is read")
+    finally:
+        stop.set()
+        thread.join()
+    seen = readers.finish(produced[0])
+    assert [n for n, times in seen.items() if times > 1] == [], "read twice"
+
+
+@real
+def test_a_lost_host_is_followed_by_another_reader(make: Callable[..., Readers], kafka: KafkaRig) -> None:
+    readers = make()
+    kafka.produce(readers.topic, range(RECORDS), PARTITIONS)
+    readers.assign(s1="10", s2="11")
+    readers.start()
+    eventually(lambda: readers.progress() > RECORDS // 10, what="some are read")
+    readers.kill(TWO)
+    began = time.monotonic()
+    readers.rig.assign({readers.slots[ONE]: "1-4,9-11"})
+    readers.finish(RECORDS)
+    print(f"\na lost host: everything is read after {time.monotonic() - began:.1f} s, with a session of 4 s")
+    readers.wait_for_readers(2, "a lost host")
+
+
+@real
+def test_retention_that_overtakes_a_reader_stops_its_partition_and_says_so(
+    make: Callable[..., Readers], kafka: KafkaRig
+) -> None:
+    from confluent_kafka import TopicPartition
+
+    readers = make(tasks="10")
+    kafka.produce(readers.topic, range(1200), PARTITIONS)
+    readers.assign("INACTIVE", s1="10")
+    kafka.commit(readers.group, readers.topic, [5] * PARTITIONS)
+    kafka.admin.delete_records([TopicPartition(readers.topic, 3, 50)])
+    eventually(lambda: kafka.first(readers.topic, 3) == 50)
+    readers.start()
+    readers.rig.set_status("ACTIVE")
+    others = {name: end for name, end in kafka.ends(readers.topic).items() if not name.endswith("[3]")}
+    eventually(lambda: others.items() <= kafka.committed(readers.group, readers.topic).items(), what="others are read")
+    log = eventually(lambda: "stands still" in (text := readers.rig.log(*readers.slots[ONE])) and text)
+    assert "position 5 is lost, the source has 50 to 100" in log and "on_lost" in log
+
+
+@real
+@pytest.mark.skipif("KAFKA_PID" not in os.environ, reason="a broker that may be stopped: set KAFKA_PID")
+def test_a_broker_that_is_away_blocks_no_loop_and_work_goes_on_by_itself(
+    make: Callable[..., Readers], kafka: KafkaRig
+) -> None:
+    readers = make(tasks="10")
+    readers.assign(s1="10")
+    readers.start()
+    stop = threading.Event()
+    thread, produced = producing(kafka, readers.topic, 1000, stop)
+    eventually(lambda: readers.progress() > 1000, what="some are read")
+    stop.set()
+    thread.join()
+    worst = readers.rig.folder / "worst"
+    pid = int(os.environ["KAFKA_PID"])
+    before = worst.read_text()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(65 if LONG else 15)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    print(f"\nbroker away: the loop was away for {worst.read_text()} s at most, {before} s before")
+    errors = readers.rig.log(*readers.slots[ONE]).count("does not answer")
+    print(f"lines about it in the log: {errors}")
+    kafka.produce(readers.topic, range(produced[0], produced[0] + 1000), PARTITIONS)
+    readers.finish(produced[0] + 1000)
