@@ -93,6 +93,12 @@ test-all: java chromium promtool $(TEST) compat
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) --durations 30 $(ARGS)
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS)
 
+# Kafka's connectors on a real broker, KAFKA_BOOTSTRAP=host:port; KAFKA_PID: one that may be stopped for a while;
+# KAFKA_LONG=1: a million records and twenty kills.
+test-kafka: java $(TEST)
+	@[ -n "$$KAFKA_BOOTSTRAP" ] || { echo "name a broker that tests may use: KAFKA_BOOTSTRAP=host:port make test-kafka" >&2; exit 1; }
+	$(PYTEST) -q -s tests/connectors -k "kafka" $(ARGS)
+
 # The containers of docker/ on a Docker engine: every kind of them killed, paused and cut off while a topology writes down
 # every number. SHORT=1: up, a word count, one host killed, down. FAULTS as above (run.py --list names all), ROUNDS=3:
 # so many samples of ten more.
@@ -134,12 +140,6 @@ simulate: java $(TEST)
 # Everything that is generated: EXAMPLES for each property, drawn at random; what fails is repeated the next time.
 fuzz: java $(TEST)
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) -m "fuzz" --durations 15 $(ARGS)
-
-# Sources and sinks on a real Kafka, a million records under kills among them: KAFKA_BOOTSTRAP=host:port. Its topics are
-# made and deleted.
-test-kafka: java $(TEST)
-	@[ -n "$(KAFKA_BOOTSTRAP)" ] || { echo "set KAFKA_BOOTSTRAP=host:port to a Kafka broker" >&2; exit 1; }
-	KAFKA_BOOTSTRAP=$(KAFKA_BOOTSTRAP) $(PYTEST) tests/connectors --durations 15 $(ARGS)
 
 # The Dagster tests on the lowest and on the newest release of the index.
 compat: java $(TEST)

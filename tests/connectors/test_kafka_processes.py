@@ -72,7 +72,10 @@ class Beats(Spout):
 
     def next_tuple(self):
         now = time.monotonic()
-        if now - self.last > self.worst:
+        if (FOLDER / "reset").exists():
+            (FOLDER / "reset").unlink()
+            self.worst = 0.0
+        elif now - self.last > self.worst:
             self.worst = now - self.last
             (FOLDER / "worst.new").write_text(f"{self.worst:.4f}")
             os.replace(FOLDER / "worst.new", FOLDER / "worst")
@@ -333,6 +336,7 @@ def test_a_broker_that_is_away_blocks_no_loop_and_work_goes_on_by_itself(
     worst = readers.rig.folder / "worst"
     pid = int(os.environ["KAFKA_PID"])
     before = worst.read_text()
+    (readers.rig.folder / "reset").touch()
     os.kill(pid, signal.SIGSTOP)
     try:
         time.sleep(65 if LONG else 15)
