@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from storm_dagster.connectors.file_source import FileSource
     from storm_dagster.connectors.files import FileSink
     from storm_dagster.connectors.kafka_sink import KafkaSink
     from storm_dagster.connectors.kafka_source import KafkaSource
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     name: module
     for module, names in {
+        "file_source": "FileSource",
         "files": "FileSink",
         "kafka_sink": "KafkaSink",
         "kafka_source": "KafkaSource",
@@ -37,6 +39,7 @@ _PUBLIC = {
 
 __all__ = [
     "FileSink",
+    "FileSource",
     "KafkaSink",
     "KafkaSource",
     "Lag",

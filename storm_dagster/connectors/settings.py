@@ -20,8 +20,8 @@ def client_library(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        name = error.name or error
-        raise MissingPart(f"{name} is not installed on this host: pip install storm-dagster[{extra}]") from None
+        what = f"{error.name} is not installed on this host" if error.name else str(error)
+        raise MissingPart(f"{what}: pip install storm-dagster[{extra}]") from None
 
 
 def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:
