@@ -177,7 +177,7 @@ def _fields(node: Any) -> list[tuple[str, str]]:
 def records_page() -> list[str]:
     """The records that stand in ZooKeeper, from their models."""
     lines = ["# ZooKeeper records", "", "UTF-8 JSON, decoded strictly; an unknown key is damage, not a guess.", ""]
-    for name in sorted(records.__all__):
+    for name in sorted(vars(records)):
         model = getattr(records, name)
         if not (isinstance(model, type) and issubclass(model, records.Record) and model is not records.Record):
             continue

@@ -183,7 +183,7 @@ class CachedReads(ZooKeeperClusterState):
             if stat == kept[path][1]:
                 proven[path] = kept[path]
         rest = [path for path in wanted if path not in proven]
-        read = dict(zip(rest, super().get_many(rest, True), strict=True)) if rest else {}
+        read = dict(zip(rest, super().get_many(rest, True), strict=True))
         with self._guard:
             self.metrics.disk += len(proven)
             self.metrics.zookeeper += len(read)
@@ -222,19 +222,14 @@ class CachedReads(ZooKeeperClusterState):
             known = {path: self._lists[path] for path in mine if path in self._lists}
             self.metrics.memory += len(known)
             stamps = {path: self._stamp(path) for path in mine if path not in known}
-        asked = [path for path in many if path not in known]
-        plain = [path for path in asked if path not in mine]
-        read = dict(zip(plain, super().find_children_many(plain), strict=True)) if plain else {}
-        watched = list(stamps)
-        if watched:
-            lists = dict(zip(watched, super().find_children_many(watched, True), strict=True))
-            read.update(lists)
-            with self._guard:
-                self.metrics.zookeeper += len(lists)
-                for path, names in lists.items():
-                    if self._stamp(path) == stamps[path]:
-                        self._lists[path] = names
-        return [known[path] if path in known else read[path] for path in many]
+        plain = [path for path in many if path not in mine]
+        read = dict(zip(plain, super().find_children_many(plain), strict=True))
+        lists = dict(zip(stamps, super().find_children_many([*stamps], True), strict=True))
+        with self._guard:
+            self.metrics.zookeeper += len(lists)
+            self._lists.update((path, names) for path, names in lists.items() if self._stamp(path) == stamps[path])
+        found = {**read, **known, **lists}
+        return [found[path] for path in many]
 
     # -- the disk level ---------------------------------------------------------------------------------
 

@@ -87,8 +87,7 @@ class StormOperations(StormClusterState):
 
     def activate_storm(self, topology_id: str, base: StormBase, *, epoch: int | None = None) -> None:
         """``/topology/<id>``: make the topology exist, or replace its record."""
-        path, data = paths.topology(topology_id), encode_record(base)
-        self._put(path, data, epoch)
+        self._put(paths.topology(topology_id), encode_record(base), epoch)
 
     def update_storm(self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None) -> StormBase:
         """``/topology/<id>``: replace the fields that ``elems`` names, by compare and set.

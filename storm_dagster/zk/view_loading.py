@@ -149,26 +149,20 @@ def load_view(
     )
     loading = _Loading(state, decode)
     parts = _read_topologies(state, topology_ids, watch, announce)
-    supervisors = {}
-    for supervisor_id, found in zip(
-        supervisor_ids, state.get_many([paths.supervisor(each) for each in supervisor_ids]), strict=True
-    ):
-        record = loading.decode(records.SupervisorInfo, found, paths.supervisor(supervisor_id))
-        if record is not None:
-            supervisors[supervisor_id] = record
-    topologies = {}
-    for topology_id in topology_ids:
-        view = loading.topology(topology_id, parts[topology_id])
-        if view is not None:
-            topologies[topology_id] = view
+    infos = state.get_many([paths.supervisor(each) for each in supervisor_ids])
+    supervisors = {
+        each: loading.decode(records.SupervisorInfo, found, paths.supervisor(each))
+        for each, found in zip(supervisor_ids, infos, strict=True)
+    }
+    topologies = {each: loading.topology(each, parts[each]) for each in topology_ids}
     listed = loading.decode(records.Blacklist, blacklist, paths.BLACKLIST)
     return ClusterView(
         cluster_id=cluster_id,
         epoch=epoch[1].version if epoch is not None and epoch[0] else -1,
         assignments_version=parent[1].version if parent is not None else -1,
         assignment_changes=parent[0] if parent is not None else b"",
-        supervisors=supervisors,
-        topologies=topologies,
+        supervisors={each: info for each, info in supervisors.items() if info is not None},
+        topologies={each: topology for each, topology in topologies.items() if topology is not None},
         blacklist=frozenset(listed.hosts) if listed is not None else frozenset(),
         corrupt=loading.corrupt,
         held_slots=frozenset(loading.held),
@@ -194,12 +188,6 @@ def _read_topologies(
     for (each, name), record in zip(flat, found_workers, strict=True):
         workers[each][name] = record
     return {
-        each: {
-            "base": bases[index],
-            "tasks": tables[index],
-            "assignment": assignments[index],
-            "beats": beats[index],
-            "workers": workers[each],
-        }
-        for index, each in enumerate(ids)
+        each: {"base": base, "tasks": table, "assignment": assignment, "beats": beat, "workers": workers[each]}
+        for each, base, table, assignment, beat in zip(ids, bases, tables, assignments, beats, strict=True)
     }

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from storm_dagster.core.scheduling.history import LOST, Slot
-from storm_dagster.core.scheduling.requested_workers import Grants
+from storm_dagster.core.scheduling.requested_workers import Grants, RequestedSlot
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.selectors import CHAIN, FilledWorker, WorkerSelector, fair_share
 from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, PlacementRefused, SlotAllocation
-from storm_dagster.core.scheduling.slot_requests import RequestedSlot
 from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary, worker_count
@@ -103,7 +102,7 @@ class Balanced(Strategy):
             if slot.role == "requested" and slot.ref is not None:
                 wanted = requested[slot.ref]
                 for position in wanted.holds:
-                    worker.put(position, component[position], Reason.OLD if wanted.old else Reason.USER)
+                    worker.put(position, component[position], Reason.OLD if wanted.slot.old else Reason.USER)
         share, remainder = fair_share((len(worker.positions) for worker in open_workers), len(unassigned))
         apart = _apart(assignment, open_workers)
         stays = assignment.stays(unassigned, share, apart)

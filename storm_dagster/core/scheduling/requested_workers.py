@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from storm_dagster.core.scheduling.history import LOST, UNSTOPPED, EventHistory, OldWorker, Slot
 from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary, worker_count
 from storm_dagster.model.placement_reasons import dropped_requests
 
 
-@dataclass
-class RequestedWorker:
-    """A worker whose executors are given; its slot is to be found."""
+class RequestedSlot(NamedTuple):
+    """The slot that a requested worker is to get."""
 
-    holds: list[int]
-    old: bool
-    """By ``use.old.assignment``, not by the user."""
-    host: str | None
-    port: int | None
     node: str | None
     """Supervisor that is tried before others of the host."""
+    port: int | None
+    host: str | None
+    old: bool
+    """By ``use.old.assignment``, not by the user."""
+    size: int
+    """Executors that it holds."""
     hint: Slot | None
     """Slot of the topology that would save moves when no port is asked for."""
+    components: Sequence[int]
+
+
+class RequestedWorker(NamedTuple):
+    """A worker whose executors are given; its slot is to be found."""
+
+    slot: RequestedSlot
+    holds: list[int]
     memory: int
     cpu: int
 
@@ -113,9 +123,10 @@ def _user_requests(executors: Executors, history: EventHistory) -> list[Requeste
                 got += len(tasks[mine[-1]])
         if mine:
             mine.sort()
+            kinds = sorted({executors.component[position] for position in mine})
             hint = _hint(mine, entry, history)
-            memory, cpu = entry["memory"], entry["cpu"]
-            requested.append(RequestedWorker(mine, False, entry["host"], entry["port"], None, hint, memory, cpu))
+            slot = RequestedSlot(None, entry["port"], entry["host"], False, len(mine), hint, kinds)
+            requested.append(RequestedWorker(slot, mine, entry["memory"], entry["cpu"]))
     return requested
 
 
@@ -149,8 +160,10 @@ def _old_requests(executors: Executors, history: EventHistory) -> list[Requested
     if not history.old:
         return []
     known = {task for tasks in executors.tasks() for task in tasks}
-    return [
-        RequestedWorker(worker.holds, True, worker.host, worker.port, worker.node, None, worker.memory, worker.cpu)
-        for worker in history.old
-        if worker.state == LOST and worker.holds and worker.tasks <= known
-    ]
+    requested: list[RequestedWorker] = []
+    for worker in history.old:
+        if worker.state == LOST and worker.holds and worker.tasks <= known:
+            kinds = sorted({executors.component[position] for position in worker.holds})
+            slot = RequestedSlot(worker.node, worker.port, worker.host, True, len(worker.holds), None, kinds)
+            requested.append(RequestedWorker(slot, worker.holds, worker.memory, worker.cpu))
+    return requested

@@ -7,21 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from storm_dagster.core.scheduling.history import KEPT, LOST, UNSTOPPED, EventHistory, OldWorker, Slot
-from storm_dagster.core.scheduling.requested_workers import Grants
+from storm_dagster.core.scheduling.requested_workers import Grants, RequestedSlot
 from storm_dagster.core.scheduling.units import Executors, TopologySummary
-
-
-class RequestedSlot(NamedTuple):
-    """The slot of a requested worker."""
-
-    node: str | None
-    port: int | None
-    host: str | None
-    old: bool
-    size: int
-    """Executors that it holds."""
-    hint: Slot | None
-    components: Sequence[int]
 
 
 class ReusableSlot(NamedTuple):
@@ -86,7 +73,6 @@ def slot_request(
     about: TopologySummary, executors: Executors, history: EventHistory, grants: Grants, *, respread: bool
 ) -> SlotRequest:
     """The request of one event. With ``respread`` it may change live workers although none is lost."""
-    component = executors.component
     unassigned = grants.unassigned(history.needed)
     monitor = about.event == "monitor"
     free = set(unassigned) if history.old and not monitor else set[int]()
@@ -95,18 +81,7 @@ def slot_request(
         wanted=grants.count,
         staying=history.staying,
         alone=grants.alone,
-        requested=[
-            RequestedSlot(
-                wanted.node,
-                wanted.port,
-                wanted.host,
-                wanted.old,
-                len(wanted.holds),
-                wanted.hint,
-                sorted({component[position] for position in wanted.holds}),
-            )
-            for wanted in grants.requested
-        ],
+        requested=[wanted.slot for wanted in grants.requested],
         own=history.own,
         reusable=[
             _reusable(
