@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from typing import Literal, cast
+from typing import Literal
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.core.authorization import LIMITED_USER
@@ -98,12 +98,8 @@ class Uploads:
     def parts(self, handle: str) -> dict[Part, BlobMeta]:
         """The parts that have arrived."""
         _check_handle(handle)
-        found: dict[Part, BlobMeta] = {}
-        for meta in self._blobs.base.list(f"upload.{handle}."):
-            part = meta.key.rpartition(".")[2]
-            if part in PARTS:
-                found[cast(Part, part)] = meta
-        return found
+        stored = {meta.key.rpartition(".")[2]: meta for meta in self._blobs.base.list(f"upload.{handle}.")}
+        return {part: stored[part] for part in PARTS if part in stored}
 
     def finish(self, handle: str) -> dict[Part, BlobMeta]:
         """End the session; :class:`InvalidRequest` names the parts that are missing. Repeatable."""

@@ -82,7 +82,7 @@ class Blobs:
         """How many nimbuses hold it."""
         checked = _visible(key)
         self._nimbus.blobs.meta(checked)
-        return self._summaries.copies([checked])[checked]
+        return self._summaries.copies(checked)
 
     def update_replication(self, key: str | None, wanted: int | None) -> int:
         """Nothing to do when there are as many copies already; else refused, as by Storm's local store."""

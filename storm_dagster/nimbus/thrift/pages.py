@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from storm_dagster.model.errors import NotAlive, Unavailable
@@ -23,6 +23,11 @@ from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
 _NO_ERRORS, _ONE_ERROR = 1, 2
 _COUNTS = ("emitted", "transferred", "acked", "failed")
+_LATENCIES = {
+    "spout": {"complete_latency_ms": "complete_ms"},
+    "bolt": {"execute_latency_ms": "execute_ms", "process_latency_ms": "process_ms"},
+}
+"""Field of the aggregate statistics -> the mean that it is, by kind of component."""
 
 
 class Pages:
@@ -180,24 +185,15 @@ def _executor_stats(one: ExecutorSnapshot) -> Any:
             for window, sums in one.windows.items()
         }
 
-    if one.kind == "bolt":
-        specific = idl.ExecutorSpecificStats(
-            bolt=idl.BoltStats(
-                acked=by_input("acked"),
-                failed=by_input("failed"),
-                process_ms_avg=by_input("process_ms"),
-                executed=by_input("executed"),
-                execute_ms_avg=by_input("execute_ms"),
-            )
-        )
-    else:
-        specific = idl.ExecutorSpecificStats(
-            spout=idl.SpoutStats(
-                acked=by_stream("acked"), failed=by_stream("failed"), complete_ms_avg=by_stream("complete_ms")
-            )
-        )
+    bolt, of = one.kind == "bolt", by_input if one.kind == "bolt" else by_stream
+    stats = {name: of(name) for name in (*_COUNTS[2:], *(("executed",) if bolt else ()))}
+    stats |= {f"{name}_avg": of(name) for name in _LATENCIES[one.kind].values()}
+    specific = idl.BoltStats(**stats) if bolt else idl.SpoutStats(**stats)
     return idl.ExecutorStats(
-        emitted=by_stream("emitted"), transferred=by_stream("transferred"), specific=specific, rate=1.0
+        emitted=by_stream("emitted"),
+        transferred=by_stream("transferred"),
+        specific=idl.ExecutorSpecificStats(**{one.kind: specific}),
+        rate=1.0,
     )
 
 
@@ -207,80 +203,56 @@ def _stream_id(key: str) -> Any:
 
 
 def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
-    stats = _aggregate(part, part.windows[window].totals(include_sys=include_sys), capacity=part.capacity, counts=True)
+    stats = _aggregate(
+        part,
+        part.windows[window].totals(include_sys=include_sys),
+        capacity=part.capacity,
+        num_executors=len(part.executors),
+        num_tasks=len(part.tasks),
+    )
     if part.errors:
         stats.last_error = _error(part.errors[0])
     return stats
 
 
-def _component_stats(kind: Literal["spout", "bolt"], counts: Mapping[str, Any], specific: Mapping[str, Any]) -> Any:
-    idl = load_idl()
-    bolt = kind == "bolt"
+def _stats(
+    kind: Literal["spout", "bolt"], totals: Totals, counts: Iterable[str] = _COUNTS, *, means: bool = True, **more: Any
+) -> Any:
+    """The ``counts`` of the totals and, with ``means``, the numbers of a spout or a bolt that the other kind lacks.
+
+    ``more`` are further fields of the statistics that both kinds have, and ``capacity``.
+    """
+    idl, bolt = load_idl(), kind == "bolt"
+    specific = {field: getattr(totals, name) for field, name in _LATENCIES[kind].items()} if means else {}
+    capacity = more.pop("capacity", None)
+    if bolt:
+        specific |= {"executed": totals.executed if means else None, "capacity": capacity}
     own = (idl.BoltAggregateStats if bolt else idl.SpoutAggregateStats)(**specific)
     return idl.ComponentAggregateStats(
         type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
-        common_stats=idl.CommonAggregateStats(**counts),
+        common_stats=idl.CommonAggregateStats(**{name: getattr(totals, name) for name in counts}, **more),
         specific_stats=idl.SpecificAggregateStats(**{kind: own}),
     )
 
 
-def _counted(totals: Totals, *names: str) -> dict[str, int]:
-    return {name: getattr(totals, name) for name in names}
-
-
-def _specific(kind: Literal["spout", "bolt"], totals: Totals) -> dict[str, Any]:
-    """Numbers of a spout or a bolt that the other kind does not have."""
-    if kind == "spout":
-        return {"complete_latency_ms": totals.complete_ms}
-    return {
-        "execute_latency_ms": totals.execute_ms,
-        "process_latency_ms": totals.process_ms,
-        "executed": totals.executed,
-    }
-
-
-def _aggregate(part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False) -> Any:
-    common = {
-        "num_executors": len(part.executors) if counts else None,
-        "num_tasks": len(part.tasks) if counts else None,
-        **_counted(totals, *_COUNTS),
-        "resources_map": {},
-    }
-    specific = _specific(part.kind, totals) | ({"capacity": capacity} if part.kind == "bolt" else {})
-    return _component_stats(part.kind, common, specific)
+def _aggregate(part: ComponentSnapshot, totals: Totals, **more: Any) -> Any:
+    return _stats(part.kind, totals, resources_map={}, **more)
 
 
 def _inputs(sums: WindowStats) -> dict[Any, Any]:
     """Input statistics of a bolt by stream."""
-    each = {_stream_id(key): sums.of(key) for key in sums.inputs}
-    return {
-        stream: _component_stats("bolt", _counted(one, "acked", "failed"), _specific("bolt", one))
-        for stream, one in each.items()
-    }
+    return {_stream_id(key): _stats("bolt", sums.of(key), _COUNTS[2:]) for key in sums.inputs}
 
 
 def _outputs(part: ComponentSnapshot, sums: WindowStats) -> dict[str, Any]:
     """Output statistics by stream; of a spout also acks and failures."""
-    each = {stream: sums.of(stream) for stream in sums.outputs}
-    if part.kind == "bolt":
-        return {key: _component_stats("bolt", _counted(one, *_COUNTS[:2]), {}) for key, one in each.items()}
-    return {
-        key: _component_stats("spout", _counted(one, *_COUNTS), _specific("spout", one)) for key, one in each.items()
-    }
+    bolt = part.kind == "bolt"
+    counts = _COUNTS[:2] if bolt else _COUNTS
+    return {stream: _stats(part.kind, sums.of(stream), counts, means=not bolt) for stream in sums.outputs}
 
 
 def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
-    totals: Mapping[str, Mapping[str, float]] = {
-        window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS
-    }
-
-    def counts(name: str) -> dict[str, int]:
-        return {window: int(each[name]) for window, each in totals.items()}
-
-    return load_idl().TopologyStats(
-        window_to_emitted=counts("emitted"),
-        window_to_transferred=counts("transferred"),
-        window_to_complete_latencies_ms={window: float(each["complete_ms"]) for window, each in totals.items()},
-        window_to_acked=counts("acked"),
-        window_to_failed=counts("failed"),
-    )
+    totals = {window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS}
+    latencies = {window: float(each["complete_ms"]) for window, each in totals.items()}
+    counts = {f"window_to_{name}": {window: int(each[name]) for window, each in totals.items()} for name in _COUNTS}
+    return load_idl().TopologyStats(window_to_complete_latencies_ms=latencies, **counts)

@@ -9,7 +9,6 @@ is its JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,8 +24,6 @@ from storm_dagster.model.topology import (
     TopologySpec,
 )
 from storm_dagster.nimbus.thrift.idl import load_idl
-
-_DEFAULT_PARALLELISM = 1
 
 
 def read_topology_struct(topology: Any, name: str) -> TopologySpec:
@@ -45,17 +42,14 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
             f"topology {name!r} depends on {len(needed)} further archives ({needed[0]!r:.80}): put what it needs into its own"
         )
     try:
-        return TopologySpec(
-            name=name,
-            spouts={
-                component_id: _component(component_id, "spout", spec.spout_object, spec.common)
-                for component_id, spec in (topology.spouts or {}).items()
-            },
-            bolts={
-                component_id: _component(component_id, "bolt", spec.bolt_object, spec.common)
-                for component_id, spec in (topology.bolts or {}).items()
-            },
+        spouts, bolts = (
+            {
+                component_id: _component(component_id, kind, getattr(spec, f"{kind}_object"), spec.common)
+                for component_id, spec in (getattr(topology, f"{kind}s") or {}).items()
+            }
+            for kind in ("spout", "bolt")
         )
+        return TopologySpec(name=name, spouts=spouts, bolts=bolts)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "topology"
@@ -69,8 +63,8 @@ def _component(component_id: str, kind: str, component: Any, common: Any) -> Com
     parallelism = common.parallelism_hint
     return ComponentSpec(
         object=_object(where, component),
-        parallelism=_DEFAULT_PARALLELISM if parallelism is None else parallelism,
-        conf=_conf(where, common.json_conf),
+        parallelism=1 if parallelism is None else parallelism,
+        conf=read_conf(common.json_conf, where),
         inputs=tuple(
             InputSpec(
                 component=source.componentId or "",
@@ -107,7 +101,8 @@ def _object(where: str, component: Any) -> ComponentObject:
     raise InvalidTopology(f"{where} is of an unknown kind: only shell components can be submitted over Thrift")
 
 
-def _conf(where: str, text: str | None) -> dict[str, Any]:
+def read_conf(text: str | None, where: str) -> dict[str, Any]:
+    """The conf of a topology or component as clients send it; :class:`InvalidTopology` unless it is a JSON object."""
     if not text:
         return {}
     try:
@@ -156,11 +151,6 @@ def changes_a_topology(json_conf: object) -> bool:
     except InvalidTopology:
         return False
     return bool(conf.get("topology.upgrade") or conf.get("topology.hot.deploy.enable"))
-
-
-def read_conf(text: str | None, what: str) -> Mapping[str, Any]:
-    """A topology's conf as clients send it; :class:`InvalidTopology` unless it is a JSON object."""
-    return _conf(what, text)
 
 
 def topology_struct(spec: TopologySpec) -> Any:

@@ -102,8 +102,7 @@ class Summaries:
     def topology(self, topology: TopologyView, copies: int | None = None) -> Any:
         """One TopologySummary; ``copies`` is the number of nimbuses that hold its code, if it is known."""
         if copies is None:
-            key = code_key(topology.code_dir)
-            copies = self.copies([key])[key]
+            copies = self.copies(code_key(topology.code_dir))
         size = TopologySize.of(topology)
         return load_idl().TopologySummary(
             id=topology.id,
@@ -153,12 +152,11 @@ class Summaries:
         key = jar_key(topology.code_dir)
         return self._nimbus.blobs.meta(key).sha256[:16] if self._nimbus.blobs.exists(key) else ""
 
-    def copies(self, keys: list[str]) -> dict[str, int]:
-        """Key -> how many nimbuses are known to hold the newest content; a blob that is not announced counts as held here."""
+    def copies(self, key: str) -> int:
+        """How many nimbuses are known to hold the newest content; a blob that is not announced counts as held here."""
         if self._nimbus.blobs.shared:
-            return dict.fromkeys(keys, 1)
-        found = self._registry.read(keys)
-        return {key: len(found[key].newest_holders()) or int(self._nimbus.blobs.exists(key)) for key in keys}
+            return 1
+        return len(self._registry.read([key])[key].newest_holders()) or int(self._nimbus.blobs.exists(key))
 
     def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""

@@ -11,6 +11,7 @@ import logging
 import secrets
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,19 +36,15 @@ class Upload:
         self.size: int = 0
         self.lock = threading.Lock()
         self.ended = False
-        self._digest = hashlib.sha256()
+        self.digest = hashlib.sha256()
+        """Of what has arrived."""
         path.touch(exist_ok=False)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what has arrived."""
-        return self._digest.hexdigest()
 
     def append(self, chunk: bytes) -> None:
         """Write a chunk; opened each time, so that a thousand idle uploads hold no thousand descriptors."""
         with self.path.open("ab") as sink:
             sink.write(chunk)
-        self._digest.update(chunk)
+        self.digest.update(chunk)
         self.size += len(chunk)
 
     def discard(self) -> None:
@@ -66,9 +63,6 @@ class UploadSessions:
         self._open: TimeCacheMap[str, Upload] = TimeCacheMap(
             expiry_secs, now=time.monotonic(), on_expire=self._expire, limit=_MOST_OPEN
         )
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     def advance(self, now: float) -> None:
         """Expire what has been idle for too long; called by the upkeep thread."""
@@ -119,7 +113,7 @@ class UploadSessions:
             if upload.ended:
                 raise self._gone(session)
             try:
-                meta, _ = self._nimbus.blobs.put_file(upload.key, upload.path, upload.sha256, WriteTerms())
+                meta, _ = self._nimbus.blobs.put_file(upload.key, upload.path, upload.digest.hexdigest(), WriteTerms())
             finally:
                 self._end(session, upload)
         return meta
@@ -152,10 +146,10 @@ class UploadSessions:
             upload.discard()
 
 
+@dataclass(frozen=True)
 class _Download:
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream = stream
-        self.lock = threading.Lock()
+    stream: BinaryIO
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Downloads:
@@ -167,9 +161,6 @@ class Downloads:
         self._open: TimeCacheMap[str, _Download] = TimeCacheMap(
             expiry_secs, now=time.monotonic(), on_expire=lambda _, d: self._close(d), limit=_MOST_DOWNLOADS
         )
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     def advance(self, now: float) -> None:
         """Expire what has been idle for too long; called by the upkeep thread."""

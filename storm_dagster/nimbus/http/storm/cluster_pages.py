@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote_plus
 
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 from storm_dagster.model.masking import public_conf
-from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.model.records import SupervisorInfo
+from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import (
@@ -57,7 +58,7 @@ class ClusterPages:
             "slotsFree": max(0, total - used),
             "executorsTotal": size.executors,
             "tasksTotal": size.tasks,
-            "schedulerDisplayResource": _displays(supervisors),
+            "schedulerDisplayResource": _displays(view.supervisors.values()),
             "totalMem": memory,
             "totalCpu": cpu,
             "availMem": max(0.0, memory - used_memory),
@@ -73,7 +74,7 @@ class ClusterPages:
         links = Links(view)
         return {
             "supervisors": [_supervisor_row(one, links) for one in found],
-            "schedulerDisplayResource": _displays(found),
+            "schedulerDisplayResource": _displays(one.info for one in found),
         }
 
     def supervisor(self, id: str | None, host: str | None, sys: bool) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class ClusterPages:
         return {
             "supervisors": [_supervisor_row(one, links) for one in found],
             "workers": [worker_row(worker, links) for one in found for worker in one.workers],
-            "schedulerDisplayResource": _displays(found),
+            "schedulerDisplayResource": _displays(one.info for one in found),
         }
 
     def nimbuses(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class ClusterPages:
             topology_row(one, held.get(one.id, 0), self._nimbus.identity.version)
             for one in sorted(view.topologies.values(), key=lambda one: (one.base.name, one.id))
         ]
-        return {"topologies": rows, "schedulerDisplayResource": _displays_view(view)}
+        return {"topologies": rows, "schedulerDisplayResource": _displays(view.supervisors.values())}
 
     def owners(self, owner: str | None = None) -> dict[str, Any]:
         """What runs, by owner; of one that owns nothing :class:`KeyNotFound`."""
@@ -148,7 +149,7 @@ class ClusterPages:
             row |= dict.fromkeys(("totalCpuUsage", "totalReqCpu"), size.cpu)
             row |= {"totalAssignedOnHeapMem": size.memory_mb, "totalReqOffHeapMem": 0.0, "totalAssignedOffHeapMem": 0.0}
             rows.append(row | dict.fromkeys(_GUARANTEES, "N/A"))
-        return {"owners": rows, "schedulerDisplayResource": _displays_view(view)}
+        return {"owners": rows, "schedulerDisplayResource": _displays(view.supervisors.values())}
 
 
 def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
@@ -220,10 +221,6 @@ def _percent(used: float, total: float) -> float:
     return round(100 * used / total, 1) if total else 0.0
 
 
-def _displays(supervisors: list[SupervisorSnapshot]) -> bool:
+def _displays(supervisors: Iterable[SupervisorInfo]) -> bool:
     """Whether resources are worth a column: some supervisor declares its own."""
-    return any(one.info.memory_mb or one.info.cpu for one in supervisors)
-
-
-def _displays_view(view: ClusterView) -> bool:
-    return any(info.memory_mb or info.cpu for info in view.supervisors.values())
+    return any(info.memory_mb or info.cpu for info in supervisors)

@@ -69,17 +69,13 @@ class TopologyPages:
     def workers(self, name: str) -> dict[str, Any]:
         """``/topology-workers/:id``: each slot once."""
         snapshot = self._reader.snapshot(name)
-        port, scheme = self._logviewer()
         pairs = sorted({(worker.host, worker.port) for worker in snapshot.workers})
         return {
             "hostPortList": [{"host": host, "port": number} for host, number in pairs],
-            "logviewerPort": port,
-            "logviewerScheme": scheme,
+            # Storm has one port for all hosts; here each supervisor names its own, this is the configured one.
+            "logviewerPort": int(self._nimbus.conf["supervisor.http.port"]),
+            "logviewerScheme": self._nimbus.identity.http.partition(":")[0],
         }
-
-    def _logviewer(self) -> tuple[int, str]:
-        """Storm has one port for all hosts; here each supervisor names its own, this is the configured one."""
-        return int(self._nimbus.conf["supervisor.http.port"]), self._nimbus.identity.http.partition(":")[0]
 
     def metrics(self, name: str, window: str, sys: bool) -> dict[str, Any]:
         """``/topology/:id/metrics``: statistics of each component by stream."""
