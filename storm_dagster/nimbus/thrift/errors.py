@@ -9,7 +9,6 @@ from storm_dagster.model.errors import (
     AlreadyAlive,
     Conflict,
     InvalidRequest,
-    InvalidTopology,
     KeyNotFound,
     Misconfigured,
     NotAlive,
@@ -28,15 +27,12 @@ class RefusedCall(InvalidRequest):
 
 
 # First match wins. An exception that the method does not declare is passed over.
-_FITTING: tuple[tuple[type[StormDagsterError], str], ...] = (
+_FITTING: tuple[tuple[type[StormDagsterError] | tuple[type[StormDagsterError], ...], str], ...] = (
     (AlreadyAlive, "AlreadyAliveException"),
     (NotAlive, "NotAliveException"),
     (KeyNotFound, "KeyNotFoundException"),
     (KeyExists, "KeyAlreadyExistsException"),
-    (NotAuthenticated, "AuthorizationException"),
-    (NotAuthorized, "AuthorizationException"),
-    (RefusedCall, "AuthorizationException"),
-    (InvalidTopology, "InvalidTopologyException"),
+    ((NotAuthenticated, NotAuthorized, RefusedCall), "AuthorizationException"),
     (InvalidRequest, "InvalidTopologyException"),
 )
 

@@ -19,6 +19,7 @@ from storm_dagster.nimbus.requests.page_snapshot import (
     topologies_by_owner,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.rows import fields_of
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
 _MOST_I32 = 2**31 - 1
@@ -36,25 +37,13 @@ def version_number(meta: BlobMeta) -> int:
 
 def resources(one: TopologySize | WorkerSnapshot) -> dict[str, float]:
     """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from that."""
-    return {
-        "requested_memonheap": one.memory_mb,
-        "requested_memoffheap": 0.0,
-        "requested_cpu": one.cpu,
-        "assigned_memonheap": one.memory_mb,
-        "assigned_memoffheap": 0.0,
-        "assigned_cpu": one.cpu,
-    }
+    return {**fields_of("resources", one), "requested_memoffheap": 0.0, "assigned_memoffheap": 0.0}
 
 
 def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
     """One worker; components of the system are counted only with ``include_sys``."""
     return load_idl().WorkerSummary(
-        supervisor_id=worker.node,
-        host=worker.host,
-        port=worker.port,
-        topology_id=worker.topology_id,
-        topology_name=worker.topology_name,
-        num_executors=worker.executors,
+        **fields_of("WorkerSummary", worker),
         component_to_num_tasks={
             component: count
             for component, count in worker.tasks_by_component.items()
@@ -105,17 +94,12 @@ class Summaries:
             copies = self.copies(code_key(topology.code_dir))
         size = TopologySize.of(topology)
         return load_idl().TopologySummary(
-            id=topology.id,
-            name=topology.base.name,
-            num_tasks=size.tasks,
-            num_executors=size.executors,
-            num_workers=size.workers,
+            **fields_of("TopologySummary", topology),
+            **fields_of("sizes", size),
             uptime_secs=i32(max(0, time.time() - topology.base.launch_time_secs)),
-            status=topology.base.status,
             storm_version=STORM_VERSION,
             topology_version=self.topology_version(topology),
             sched_status=self.sched_status(topology),
-            owner=topology.base.owner,
             replication_count=copies,
             **resources(size),
         )
@@ -124,17 +108,11 @@ class Summaries:
         """An OwnerResourceSummary for each owner, or of this one: what the workers of his topologies were given."""
         rows: list[Any] = []
         for name, topologies in topologies_by_owner(self._reader.view(), owner or None).items():
-            size = TopologySize.of(*topologies)
-            memory = ("memory_usage", "requested_on_heap_memory", "requested_total_memory", "assigned_on_heap_memory")
             row = load_idl().OwnerResourceSummary(
                 owner=name,
                 total_topologies=len(topologies),
-                total_executors=size.executors,
-                total_workers=size.workers,
-                total_tasks=size.tasks,
-                **dict.fromkeys(memory, size.memory_mb),
+                **fields_of("OwnerResourceSummary", TopologySize.of(*topologies)),
                 **dict.fromkeys(("requested_off_heap_memory", "assigned_off_heap_memory"), 0.0),
-                **dict.fromkeys(("cpu_usage", "requested_cpu"), size.cpu),
             )
             rows.append(row)
         return rows
@@ -161,21 +139,16 @@ class Summaries:
     def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
         return load_idl().SupervisorSummary(
-            host=snapshot.info.host,
+            **fields_of("SupervisorSummary", snapshot),
             uptime_secs=i32(snapshot.uptime_secs),
             num_workers=len(snapshot.info.ports),
             num_used_workers=len(snapshot.used),
-            supervisor_id=snapshot.id,
-            version=snapshot.info.version,
             total_resources={
                 "cpu.pcore.percent": float(snapshot.info.cpu),
                 "memory.mb": float(snapshot.info.memory_mb),
             },
-            used_mem=snapshot.used_memory_mb,
-            used_cpu=snapshot.used_cpu,
             fragmented_mem=0.0,
             fragmented_cpu=0.0,
-            blacklisted=snapshot.blacklisted,
         )
 
     def nimbuses(self) -> list[Any]:

@@ -21,9 +21,8 @@ from storm_dagster.nimbus.requests.page_snapshot import (
     topologies_by_owner,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.rows import fields_of
 
-_MEMORY = ("requestedMemOnHeap", "requestedTotalMem", "assignedMemOnHeap", "assignedTotalMem")
-"""Columns of what the workers of a topology were given; nothing is asked for apart from that."""
 _GUARANTEES = ("memoryGuarantee", "cpuGuarantee", "isolatedNodes", "memoryGuaranteeRemaining", "cpuGuaranteeRemaining")
 
 
@@ -142,12 +141,8 @@ class ClusterPages:
             raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology")
         rows: list[dict[str, Any]] = []
         for name, topologies in found.items():
-            size = TopologySize.of(*topologies)
-            row = {"owner": name, "totalTopologies": len(topologies), "totalExecutors": size.executors}
-            row |= {"totalWorkers": size.workers, "totalTasks": size.tasks}
-            row |= dict.fromkeys(("totalMemoryUsage", "totalReqOnHeapMem", "totalReqMem"), size.memory_mb)
-            row |= dict.fromkeys(("totalCpuUsage", "totalReqCpu"), size.cpu)
-            row |= {"totalAssignedOnHeapMem": size.memory_mb, "totalReqOffHeapMem": 0.0, "totalAssignedOffHeapMem": 0.0}
+            row = {"owner": name, "totalTopologies": len(topologies)} | fields_of("owner", TopologySize.of(*topologies))
+            row |= {"totalReqOffHeapMem": 0.0, "totalAssignedOffHeapMem": 0.0}
             rows.append(row | dict.fromkeys(_GUARANTEES, "N/A"))
         return {"owners": rows, "schedulerDisplayResource": _displays(view.supervisors.values())}
 
@@ -155,18 +150,10 @@ class ClusterPages:
 def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     """One worker, as on every page that lists workers."""
     return {
-        "supervisorId": worker.node,
-        "host": worker.host,
-        "port": worker.port,
-        "topologyId": worker.topology_id,
-        "topologyName": worker.topology_name,
-        "executorsTotal": worker.executors,
-        "assignedMemOnHeap": worker.memory_mb,
+        **fields_of("worker", worker),
         "assignedMemOffHeap": 0.0,
-        "assignedCpu": worker.cpu,
         "componentNumTasks": dict(worker.tasks_by_component),
         "uptime": pretty_secs(worker.uptime_secs),
-        "uptimeSeconds": worker.uptime_secs,
         "workerLogLink": links.worker(worker.topology_id, worker.node, worker.host, worker.port),
     }
 
@@ -174,45 +161,31 @@ def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
 def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
     total, used = len(one.info.ports), len(one.used)
     return {
-        "id": one.id,
-        "host": one.info.host,
+        **fields_of("supervisor", one),
         "uptime": pretty_secs(one.uptime_secs),
-        "uptimeSeconds": one.uptime_secs,
         "slotsTotal": total,
         "slotsUsed": used,
         "slotsFree": max(0, total - used),
         "totalMem": float(one.info.memory_mb),
         "totalCpu": float(one.info.cpu),
-        "usedMem": one.used_memory_mb,
-        "usedCpu": one.used_cpu,
         "availMem": max(0.0, one.info.memory_mb - one.used_memory_mb),
         "availCpu": max(0.0, one.info.cpu - one.used_cpu),
         "logLink": links.supervisor(one.id),
-        "version": one.info.version,
-        "blacklisted": one.blacklisted,
     }
 
 
 def topology_row(one: TopologyView, replication: int, version: str) -> dict[str, Any]:
     """A topology, as the list and its own page show it."""
     uptime = max(0, int(time.time()) - one.base.launch_time_secs)
-    size = TopologySize.of(one)
     return {
-        "id": one.id,
+        **fields_of("topology", one),
+        **fields_of("size", TopologySize.of(one)),
         "encodedId": quote_plus(one.id),
-        "name": one.base.name,
-        "owner": one.base.owner,
-        "status": one.base.status,
         "uptime": pretty_secs(uptime),
         "uptimeSeconds": uptime,
-        "tasksTotal": size.tasks,
-        "workersTotal": size.workers,
-        "executorsTotal": size.executors,
         "replicationCount": replication,
         "schedulerInfo": None,
         **dict.fromkeys(("requestedMemOffHeap", "assignedMemOffHeap"), 0.0),
-        **dict.fromkeys(_MEMORY, size.memory_mb),
-        **dict.fromkeys(("requestedCpu", "assignedCpu"), size.cpu),
         "stormVersion": version,
     }
 

@@ -14,6 +14,7 @@ from storm_dagster.nimbus.http.storm.formats import Links, format_fixed, pretty_
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, ExecutorSnapshot, TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.rows import fields_of
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, split_input
 from storm_dagster.operations.context import topology_by_name
 
@@ -240,12 +241,9 @@ def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, An
 
 def _executor_row(one: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
     return {
-        "id": one.id,
+        **fields_of("executor", one),
         "encodedId": quote_plus(one.id),
         "uptime": pretty_secs(one.uptime_secs),
-        "uptimeSeconds": one.uptime_secs,
-        "host": one.host,
-        "port": one.port,
         "workerLogLink": links.worker(topology_id, one.node, one.host, one.port),
         **_numbers(one, window, sys),
     }
