@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -119,9 +120,13 @@ class Position(msgspec.Struct, omit_defaults=True):
     """One after that window's last one."""
 
 
+place = attrgetter("stamp", "number")
+"""Place of an entry in the order of windows."""
+
+
 def in_order(entries: Iterable[HeldTuple]) -> list[HeldTuple]:
     """The entries by stamp and arrival."""
-    return sorted(entries, key=lambda entry: (entry.stamp, entry.number))
+    return sorted(entries, key=place)
 
 
 def detach(position: Position, entries: Iterable[HeldTuple]) -> list[HeldTuple]:

@@ -15,13 +15,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from storm_dagster.core.window_state import HeldTuple, Position, WindowShape, detach, in_order, join
+from storm_dagster.core.window_state import HeldTuple, Position, WindowShape, detach, in_order, join, place
 
 _stamp = attrgetter("stamp")
-
-
-def _place(entry: HeldTuple) -> tuple[int, int]:
-    return entry.stamp, entry.number
 
 
 class Sessions:
@@ -36,7 +32,7 @@ class Sessions:
 
     def add(self, entry: HeldTuple) -> None:
         """Add an entry to the session of its timestamp; it may join two sessions into one."""
-        insort(self._open.setdefault(entry.key, []), entry, key=_place)
+        insort(self._open.setdefault(entry.key, []), entry, key=place)
         heapq.heappush(self._ends, (entry.stamp + self._gap, entry.number, entry.key))
 
     def closed(self, watermark: int) -> tuple[Any, int, int, list[HeldTuple]] | None:

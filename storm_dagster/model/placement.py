@@ -132,7 +132,4 @@ class PlacementResult(_Value):
 
     def placement(self, name: str) -> TopologyPlacement:
         """Placement of one topology; ``KeyError`` when it was not in the batch."""
-        for placement in self.placements:
-            if placement.name == name:
-                return placement
-        raise KeyError(name)
+        return {placement.name: placement for placement in self.placements}[name]

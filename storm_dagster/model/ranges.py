@@ -18,20 +18,13 @@ _MOST_IDS = 10_000_000
 
 def encode_ranges(ids: Iterable[int]) -> str:
     """The ids in ascending order as ``first-last`` runs joined by commas; no ids give ``""``."""
-    runs: list[str] = []
-    first = last = 0
+    runs: list[tuple[int, int]] = []
     for number in sorted(set(ids)):
         if number < 1:
             raise ValueError(f"task ids start at 1, got {number}")
-        if last and number == last + 1:
-            last = number
-            continue
-        if last:
-            runs.append(str(first) if first == last else f"{first}-{last}")
-        first = last = number
-    if last:
-        runs.append(str(first) if first == last else f"{first}-{last}")
-    return ",".join(runs)
+        first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
+        runs.append((first, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def decode_ranges(text: str) -> tuple[int, ...]:

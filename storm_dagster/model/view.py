@@ -111,10 +111,7 @@ class ClusterView:
 
     def topology_named(self, name: str) -> TopologyView | None:
         """The topology of that name in any status, or ``None``."""
-        for topology in self.topologies.values():
-            if topology.base.name == name:
-                return topology
-        return None
+        return next((topology for topology in self.topologies.values() if topology.base.name == name), None)
 
     def open_supervisors(
         self, placing: Collection[str] = (), isolation: Collection[str] = ()

@@ -103,7 +103,8 @@ class ZkSession:
         self._interval = max(1, retry_interval_ms) / 1000.0
         self._pid = os.getpid()
         self._up = threading.Event()
-        self._closed = False
+        self.closed: bool = False
+        """Whether :meth:`close` was called."""
         self._closing = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
         client.add_listener(self._on_state)
@@ -140,12 +141,7 @@ class ZkSession:
     @property
     def connected(self) -> bool:
         """Whether the session is connected at this moment."""
-        return not self._closed and self._client.connected
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
+        return not self.closed and self._client.connected
 
     @property
     def session_id(self) -> int:
@@ -192,9 +188,9 @@ class ZkSession:
             self._up.clear()
             if state == "LOST":
                 self._connection.forget_lease()
-        if not self._closed or state == "LOST":
+        if not self.closed or state == "LOST":
             _log.log(
-                logging.INFO if state == "CONNECTED" or self._closed else logging.WARNING,
+                logging.INFO if state == "CONNECTED" or self.closed else logging.WARNING,
                 "ZooKeeper connection to %s is %s",
                 self.hosts,
                 state,
@@ -237,7 +233,7 @@ class ZkSession:
                 f"a ZooKeeper session of process {self._pid} was used in process {os.getpid()}, "
                 "which was forked from it: open a session there"
             )
-        if self._closed:
+        if self.closed:
             raise Unavailable("the ZooKeeper session is closed: open a new one")
 
     def _await_connected(self) -> None:
@@ -336,9 +332,9 @@ class ZkSession:
         so that the session ends there by its timeout.
         """
         with self._closing:
-            if self._closed:
+            if self.closed:
                 return True
-            self._closed = True
+            self.closed = True
         if os.getpid() != self._pid:
             # The sockets are shared with the parent, whose session must not end.
             return True

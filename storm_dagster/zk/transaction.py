@@ -37,18 +37,19 @@ def conflict(message: str, path: str) -> Conflict:
     return error
 
 
+_REASONS: dict[type[Exception], str] = {
+    exceptions.NodeExistsError: "it exists already",
+    exceptions.NotEmptyError: "it has children",
+    exceptions.NoChildrenForEphemeralsError: "its parent is ephemeral",
+}
+
+
 def _reason(operation: _Operation, error: exceptions.KazooException) -> str:
     if isinstance(error, exceptions.BadVersionError):
         return f"it was changed meanwhile (version {operation.version} was expected)"
-    if isinstance(error, exceptions.NodeExistsError):
-        return "it exists already"
     if isinstance(error, exceptions.NoNodeError):
         return "its parent does not exist" if operation.kind == "create" else "it does not exist"
-    if isinstance(error, exceptions.NotEmptyError):
-        return "it has children"
-    if isinstance(error, exceptions.NoChildrenForEphemeralsError):
-        return "its parent is ephemeral"
-    return type(error).__name__
+    return _REASONS.get(type(error), type(error).__name__)
 
 
 class Transaction:
@@ -61,15 +62,11 @@ class Transaction:
     def __init__(self, session: ZkSession) -> None:
         self._session = session
         self._operations: list[_Operation] = []
-        self._size = 0
+        self.size: int = 0
+        """Bytes that the transaction takes so far; at most ``MAX_TRANSACTION_BYTES`` may be committed."""
         self._committed = False
         self.afterwards: list[Callable[[], None]] = []
         """Called in order by the committer, once the transaction has landed."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that the transaction takes so far; at most ``MAX_TRANSACTION_BYTES`` may be committed."""
-        return self._size
 
     def __len__(self) -> int:
         return len(self._operations)
@@ -83,7 +80,7 @@ class Transaction:
                 f"{MAX_NODE_BYTES}: use fewer components, workers or tasks"
             )
         self._operations.append(operation)
-        self._size += len(operation.data) + len(self._session.full(operation.path)) + _OVERHEAD
+        self.size += len(operation.data) + len(self._session.full(operation.path)) + _OVERHEAD
         return self
 
     def check(self, path: str, version: int) -> Transaction:
@@ -119,9 +116,9 @@ class Transaction:
         """
         if self._committed:
             raise InvalidRequest("this transaction was committed already: collect a new one")
-        if self._size > MAX_TRANSACTION_BYTES:
+        if self.size > MAX_TRANSACTION_BYTES:
             raise InvalidTopology(
-                f"the transaction takes {self._size} bytes, {MAX_TRANSACTION_BYTES} are allowed: "
+                f"the transaction takes {self.size} bytes, {MAX_TRANSACTION_BYTES} are allowed: "
                 "use fewer components, workers or tasks"
             )
         self._committed = True

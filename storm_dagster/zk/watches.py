@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,10 +71,6 @@ class WatchSlots:
                 wakes.append(wake)
                 del wakes[:-_MOST_WAKES]
 
-    def _take(self, taken: Iterable[str]) -> list[tuple[str, _Slot]]:
-        with self._lock:
-            return [(path, slot) for path in taken if (slot := self._slots.pop(path, None)) is not None]
-
     def dispatch(self, kind: str, path: str) -> None:
         """Issue the callbacks that wait for an event of ``path``.
 
@@ -90,7 +86,9 @@ class WatchSlots:
         wanted = [path]
         if rest and f"/{first}" == paths.SUPERVISORS:
             wanted.append(paths.SUPERVISORS)
-        self._issue(self._take(wanted))
+        with self._lock:
+            taken = [(path, slot) for path in wanted if (slot := self._slots.pop(path, None)) is not None]
+        self._issue(taken)
 
     def wake_all(self) -> None:
         """Issue every callback that waits: events may have been lost, so everything must be read again."""

@@ -13,7 +13,7 @@ from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from storm_dagster.core.pictures.layout import Edge, Point, lay_out
-from storm_dagster.core.pictures.svg import FONT, clean
+from storm_dagster.core.pictures.svg import FONT, clean, short
 from storm_dagster.model.amounts import compact, percent
 
 WIDTH, HEIGHT = 184, 84
@@ -120,11 +120,11 @@ def _box(one: DrawnComponent, place: Point) -> str:
     parts = [
         f'<rect class="box {one.state}" x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{fill}" '
         f'stroke="{line}" stroke-width="{weight}"/>',
-        _text(x + 12, y + 21, cut(one.id, 19), 14, "name", "#111827", ' font-weight="600"'),
+        _text(x + 12, y + 21, short(one.id, 19), 14, "name", "#111827", ' font-weight="600"'),
         _text(x + WIDTH - 12, y + 21, f"\u00d7{one.executors}", 12, "dim", "#4b5563", ' text-anchor="end"'),
     ]
     for row, words in enumerate(one.rows[:2]):
-        parts.append(_text(x + 12, y + 39 + 16 * row, cut(words, 29), 11.5, "dim", "#374151"))
+        parts.append(_text(x + 12, y + 39 + 16 * row, short(words, 29), 11.5, "dim", "#374151"))
     if one.share is not None:
         room = WIDTH - 70
         parts += [
@@ -143,8 +143,3 @@ def _box(one: DrawnComponent, place: Point) -> str:
 
 def _text(x: float, y: float, text: str, size: float, name: str, color: str, extra: str = "") -> str:
     return f'<text class="{name}" x="{x:.0f}" y="{y:.0f}" font-size="{size}" fill="{color}"{extra}>{escape(clean(text))}</text>'
-
-
-def cut(text: str, most: int) -> str:
-    """At most so many characters."""
-    return text if len(text) <= most else text[: most - 1] + "\u2026"

@@ -39,9 +39,9 @@ def color(index: int) -> str:
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
-def short(text: str) -> str:
-    """At most 28 characters."""
-    return text if len(text) <= 28 else text[:27] + "\u2026"
+def short(text: str, most: int = 28) -> str:
+    """At most so many characters."""
+    return text if len(text) <= most else text[: most - 1] + "\u2026"
 
 
 def clean(text: str) -> str:

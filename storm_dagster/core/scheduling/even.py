@@ -59,7 +59,8 @@ class Even(Strategy):
             kept = _keep_fitting(allocation, alive, shares)
         elif about.keeps:
             _keep_fullest(allocation, shares)
-        for slot in _interleaved(allocation)[: total - kept - len(allocation.slots)]:
+        # In turn from host to host, hosts with more free slots first, as in Storm.
+        for slot in _interleave(_slots_of_hosts(allocation))[: total - kept - len(allocation.slots)]:
             allocation.take(slot, Reason.SLOT_INTERLEAVED)
 
     def fill(self, assignment: TaskAssignment) -> None:
@@ -128,11 +129,6 @@ def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
     _, plain, fuller = choose_reused(savings, len(shares), sum(share > shares[-1] for share in shares))
     for worker in sorted([*plain, *fuller], key=lambda worker: worker.worker):
         allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
-
-
-def _interleaved(allocation: SlotAllocation) -> list[Slot]:
-    """Free slots in turn from host to host, hosts with more free slots first, as in Storm."""
-    return _interleave(_slots_of_hosts(allocation))
 
 
 def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:

@@ -105,13 +105,8 @@ def partition(ids: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
     if groups < 1:
         return ()
     size, larger = divmod(len(ids), groups)
-    result: list[tuple[int, ...]] = []
-    start = 0
-    for index in range(groups):
-        end = start + size + (1 if index < larger else 0)
-        result.append(tuple(ids[start:end]))
-        start = end
-    return tuple(result)
+    ends = [(index + 1) * size + min(index + 1, larger) for index in range(groups)]
+    return tuple(tuple(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False))
 
 
 def executors_of(table: TaskTable, executors: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:
