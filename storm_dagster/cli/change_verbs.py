@@ -1,19 +1,164 @@
-"""The verbs that change a topology, each made of its row in :data:`storm_dagster.model.verbs.VERBS`."""
+"""``submit``, ``jar``, and the verbs that change a topology, each made of its row in :data:`~storm_dagster.model.verbs.VERBS`."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
-from typing import Any
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import click
+import yaml
 
 from storm_dagster.cli.grammar import grammar, parameters
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, plain, print_json, print_table
-from storm_dagster.cli.submit_verbs import code_of, field_options
+from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
+from storm_dagster.model.conf import parse_assignments, validate_conf
+from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.verbs import VERBS, Verb
+from storm_dagster.model.masking import yaml_problem
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.verbs import VERBS, Flag, RequestModel, SubmitRequest, Verb, bounds_of
+
+_BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
+
+
+def _conf_file(path: Path) -> dict[str, Any]:
+    """The map in a YAML or JSON file."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"--conf-file {path} is not valid YAML: {yaml_problem(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--conf-file {path} cannot be read: {error}") from None
+    if not isinstance(loaded, dict | None):
+        raise InvalidRequest(f"{path}: the conf must be a map of keys to values, got {type(loaded).__name__}")
+    return loaded or {}
+
+
+def _dry_run(
+    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, requirements: Path | None
+) -> None:
+    from storm_dagster.packaging.bundle import bundle_target
+
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder, Steps("dry run") as steps:
+        steps.begin("describe and pack")
+        bundle = bundle_target(target, args, folder=Path(folder), home=invocation.home, requirements=requirements)
+        steps.done("describe and pack")
+    shown = check_topology_name(name or bundle.name)
+    components = [
+        {"id": component, "type": kind, "parallelism": spec.parallelism}
+        for component, kind, spec in bundle.topology.components()
+    ]
+    archive = {"sha256": bundle.archive.sha256, "size": bundle.archive.size, "files": bundle.archive.files}
+    print_answer(
+        invocation.json,
+        {"name": shown, "dry_run": True, "components": components, "archive": archive},
+        "component=id type parallelism",
+        components,
+        title=f"would submit {shown} with an archive of {archive['size']} bytes ({archive['sha256'][:12]})",
+    )
+
+
+def field_options(request: type[RequestModel], function: Any) -> Any:
+    """Add the options of a request's fields; what is not given is ``None`` or empty."""
+    rows: dict[str, dict[str, Any]] = {}
+    for field, info in request.model_fields.items():
+        flag = next((each for each in info.metadata if isinstance(each, Flag)), None)
+        if flag is None:
+            continue
+        settings = rows[f"{flag.name} {field}"] = {"help": info.description, "metavar": flag.metavar}
+        if info.annotation is bool:
+            settings["is_flag"] = True
+        elif get_origin(info.annotation) is dict:
+            settings["multiple"] = True
+        elif int in (info.annotation, *get_args(info.annotation)):
+            bounds = bounds_of(info)
+            settings["between"] = (bounds.get("ge"), bounds.get("le"))
+    return parameters(rows, function)
+
+
+def code_of(invocation: Invocation, given: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of code out of what was ``given``, as arguments of the client's functions. The conf is ``-c topology.*``, then the file, then ``--conf``."""
+    conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
+    file, pairs, requirements = (given.pop(name) for name in ("conf_file", "pairs", "requirements"))
+    if file is not None:
+        conf.update(_conf_file(Path(file)))
+    conf.update(parse_assignments(pairs))
+    return {"conf": conf, "home": invocation.home, "requirements": Path(requirements) if requirements else None}
+
+
+@verb("submit")
+@functools.partial(parameters, grammar()["shared"]["code"])
+@functools.partial(field_options, SubmitRequest)
+def submit(invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, **given: Any) -> None:
+    """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
+
+    ARGS after -- go to a callable target.
+    """
+    code = code_of(invocation, given)
+    if invocation.dry_run:
+        validate_conf(code["conf"], source="the conf", submitted=True)
+        _dry_run(invocation, target, args, name, code["requirements"])
+        return
+    from storm_dagster.client.submission import submit_target
+
+    with invocation.nimbus() as nimbus, Steps(f"submitting {target}", quiet=invocation.json) as steps:
+
+        def on_step(step: str, state: str) -> None:
+            steps.on_step(step, state)
+            cluster = ClusterFile.read(invocation.home) if step == "assignment" else None
+            if state in _BUSY and cluster is not None and cluster.spark and cluster.spark.starting:
+                steps.note(step, "waits for Spark, which dev is starting")
+
+        done = submit_target(nimbus, target, args, name=name, wait=invocation.wait, progress=on_step, **code, **given)
+        if invocation.wait:
+            steps.done("tasks", "all run")
+    if invocation.json:
+        print_json(done.to_document())
+    elif invocation.wait:
+        click.echo(f"{done.id} is {done.status}: all tasks run, {done.seconds:.1f} s")
+    else:
+        click.echo(f"{done.name} is being submitted by run {done.run_id} (token {done.token})")
+
+
+@verb("jar", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]) -> None:
+    """Run MODULE of ARCHIVE as a program; its calls of submit_topology upload ARCHIVE.
+
+    The program is run in this process as ``python -m MODULE ARGS`` would, with the unpacked archive first
+    on the path and STORM_JAR naming the archive.
+    """
+    from storm_dagster.client.submission import STORM_JAR
+    from storm_dagster.packaging.unpack import unpack_archive
+
+    path = Path(archive).absolute()
+    if not path.is_file():
+        raise InvalidRequest(f"archive {archive} does not exist")
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-jar-") as folder:
+        root = Path(folder, "code")
+        unpack_archive(path, root)
+        os.environ[STORM_JAR] = str(path)
+        os.environ["STORM_DAGSTER_HOME"] = str(invocation.home)
+        sys.path.insert(0, str(root))
+        sys.argv = [module, *args]
+        started_in = os.getcwd()
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise InvalidRequest(f"archive {archive} holds no module {module!r}")
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        finally:
+            os.chdir(started_in)
 
 
 def command_of(row: Verb) -> click.Command:

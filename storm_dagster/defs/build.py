@@ -7,21 +7,11 @@ from typing import Any, Literal
 
 import dagster as dg
 
+from storm_dagster.defs import keys
 from storm_dagster.defs.binding import asset_settings, cluster_key, op_job, schedule, sensor
 from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
 from storm_dagster.defs.healing.reassign_job import build_reassign_job
-from storm_dagster.defs.keys import (
-    ASSIGNMENT,
-    INBOX,
-    NIMBUS,
-    PUBLISHED_ASSIGNMENT,
-    STAGES,
-    SUPERVISORS,
-    TOPOLOGIES,
-    TOPOLOGY_STATS,
-    WORKERS,
-)
 from storm_dagster.defs.lifecycle.cluster_jobs import start_local_cluster, stop_local_cluster
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
@@ -146,9 +136,9 @@ def build_storm_defs(
         ],
         asset_checks=[translation.of_definition(check) for check in build_checks(names)],
         jobs=[
-            asset_job(SUBMIT_JOB, *STAGES),
-            asset_job(REBALANCE_JOB, ASSIGNMENT, PUBLISHED_ASSIGNMENT),
-            asset_job("roll_up_metrics", TOPOLOGY_STATS),
+            asset_job(SUBMIT_JOB, *keys.STAGES),
+            asset_job(REBALANCE_JOB, keys.ASSIGNMENT, keys.PUBLISHED_ASSIGNMENT),
+            asset_job("roll_up_metrics", keys.TOPOLOGY_STATS),
             *build_lifecycle_jobs(names),
             build_reassign_job(names),
             *(op_job(names, function.__name__, function) for function in (clean_inbox, prune_history, *local)),
@@ -190,11 +180,12 @@ def _specs(asset: dg.AssetsDefinition | dg.AssetSpec) -> list[dg.AssetSpec]:
 
 def _build_cluster_assets(names: DagsterNames) -> list[dg.AssetSpec]:
     """External assets: the daemons, which sensors and upkeep jobs observe and Dagster never makes."""
-    keys = {key.path[-1]: key for key in (SUPERVISORS, WORKERS, TOPOLOGIES, NIMBUS, INBOX)}
+    shown = (keys.SUPERVISORS, keys.WORKERS, keys.TOPOLOGIES, keys.NIMBUS, keys.INBOX)
+    known = {key.path[-1]: key for key in shown}
     return [
         dg.AssetSpec(
-            **asset_settings(names, keys[name], "external"),
-            deps=[cluster_key(names, keys[dep]) for dep in row.get("deps", ())],
+            **asset_settings(names, known[name], "external"),
+            deps=[cluster_key(names, known[dep]) for dep in row.get("deps", ())],
         )
         for name, row in catalog()["external"].items()
     ]

@@ -16,7 +16,7 @@ from storm_dagster.defs.declared.checks import CheckResult, check_results
 from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
 from storm_dagster.defs.declared.metadata import component_state, topology_state, workers_markdown
-from storm_dagster.defs.observe.observations import statistics_links
+from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.view import ClusterView

@@ -24,18 +24,11 @@ from storm_dagster.core.scheduling.assignment_checks import (
     move_faults,
     quota_faults,
 )
+from storm_dagster.defs import keys
 from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
-from storm_dagster.defs.keys import (
-    ACTIVE_TOPOLOGY,
-    ASSIGNMENT,
-    NIMBUS,
-    PUBLISHED_ASSIGNMENT,
-    SUPERVISORS,
-    TOPOLOGY_CODE,
-)
 from storm_dagster.defs.pictures.metadata import notes, table
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
@@ -56,14 +49,14 @@ DIAGNOSIS_CHECK = "diagnosis"
 _STABLE_SECS = 5.0
 
 _ASSETS: Mapping[str, dg.AssetKey] = {
-    "one_slot_per_task": PUBLISHED_ASSIGNMENT,
-    "slots_not_shared": PUBLISHED_ASSIGNMENT,
-    "assigned_to_live_slots": SUPERVISORS,
+    "one_slot_per_task": keys.PUBLISHED_ASSIGNMENT,
+    "slots_not_shared": keys.PUBLISHED_ASSIGNMENT,
+    "assigned_to_live_slots": keys.SUPERVISORS,
 }
 
 CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
     rule.name: (
-        _ASSETS.get(rule.name, ACTIVE_TOPOLOGY),
+        _ASSETS.get(rule.name, keys.ACTIVE_TOPOLOGY),
         # A lost supervisor is what the cluster heals from: a warning for as long as that takes.
         dg.AssetCheckSeverity.WARN if rule.heals else dg.AssetCheckSeverity.ERROR,
         rule.words,
@@ -240,12 +233,12 @@ def placement_check(name: str) -> Callable[..., dg.AssetCheckResult]:
 
 _CHECKS: Mapping[str, tuple[dg.AssetKey, Callable[..., dg.AssetCheckResult]]] = {
     **{name: (key, _view_check(name)) for name, (key, _, _) in CHECK_ASSETS.items()},
-    "blobs_present": (TOPOLOGY_CODE, blobs_check),
-    "invariants": (ACTIVE_TOPOLOGY, invariants_check),
-    EXPOSURES_CHECK: (NIMBUS, exposures_check),
-    DIAGNOSIS_CHECK: (ACTIVE_TOPOLOGY, diagnosis_check),
-    SETTINGS_CHECK: (SUPERVISORS, settings_check),
-    **{name: (ASSIGNMENT, placement_check(name)) for name in PLACEMENT_CHECKS},
+    "blobs_present": (keys.TOPOLOGY_CODE, blobs_check),
+    "invariants": (keys.ACTIVE_TOPOLOGY, invariants_check),
+    EXPOSURES_CHECK: (keys.NIMBUS, exposures_check),
+    DIAGNOSIS_CHECK: (keys.ACTIVE_TOPOLOGY, diagnosis_check),
+    SETTINGS_CHECK: (keys.SUPERVISORS, settings_check),
+    **{name: (keys.ASSIGNMENT, placement_check(name)) for name in PLACEMENT_CHECKS},
 }
 
 
