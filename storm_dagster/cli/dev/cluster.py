@@ -348,38 +348,33 @@ class DevCluster:
         """``HOME/cluster.json`` as of now."""
         plan, ports = self._plan, self._plan.ports
         dagster = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
+        spark = SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts)
         cluster = ClusterFile(
             zookeeper=plan.zookeeper,
             zookeeper_root=plan.conf["storm.zookeeper.root"],
             zookeeper_pid=self._pid("zookeeper-0"),
             nimbuses=tuple(
                 NimbusEndpoint(
-                    thrift=f"{HOST}:{ports.thrift[index]}",
-                    http=plan.nimbus_url(index),
-                    pid=self._pid(f"nimbus-n{index + 1}") or 0,
+                    thrift=f"{HOST}:{port}", http=plan.nimbus_url(index), pid=self._pid(f"nimbus-n{index + 1}") or 0
                 )
-                for index in range(plan.options.nimbuses)
+                for index, port in enumerate(ports.thrift)
             ),
             supervisors=tuple(
                 SupervisorEndpoint(
-                    id=plan.supervisor_id(index),
+                    id=(name := plan.supervisor_id(index)),
                     host=plan.conf["storm.local.hostname"],
-                    ports=ports.slots[index],
-                    pid=self._pid(f"supervisor-{plan.supervisor_id(index)}") or 0,
+                    ports=slots,
+                    pid=self._pid(f"supervisor-{name}") or 0,
                     http=f"{Security.of(plan.conf).scheme}://{HOST}:{ports.supervisor_http[index]}",
                 )
-                for index in range(plan.options.supervisors)
+                for index, slots in enumerate(ports.slots)
             ),
             dagster=DagsterEndpoint(
                 url=plan.web_url,
                 home=str(self._home / "dagster"),
                 pids=tuple(pid for pid in dagster if pid is not None),
             ),
-            spark=(
-                SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts)
-                if plan.conf.get("spark.master") is None
-                else None
-            ),
+            spark=None if plan.conf.get("spark.master") is not None else spark,
         )
         with self._lock:
             cluster.write(self._home)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from storm_dagster.cli.dev.cluster import DevCluster
+from storm_dagster.cli.dev.cluster import DevCluster, Reporter
 from storm_dagster.cli.dev.daemon import spawn
 from storm_dagster.cli.dev.ending import CLUSTER_MARK
 from storm_dagster.cli.dev.plan import ClusterPlan
@@ -47,11 +47,13 @@ class _PipeReporter:
         self.send({"done": step})
 
 
-def _install_signals(cluster: DevCluster, stop: threading.Event) -> None:
-    """SIGINT, SIGTERM and SIGHUP end the cluster; a second one hurries.
+def _run(plan: ClusterPlan, reporter: Reporter, ready: Callable[[ClusterFile], None]) -> None:
+    """Run the cluster until SIGINT, SIGTERM or SIGHUP; a second one hurries.
 
     Handlers, unlike an inherited "ignore" (``dev &`` in a script), become the default again in children.
     """
+    stop = threading.Event()
+    cluster = DevCluster(plan, reporter, stop)
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
@@ -63,35 +65,30 @@ def _install_signals(cluster: DevCluster, stop: threading.Event) -> None:
     # Under nohup it is to survive the terminal.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, handle)
+    cluster.run(ready)
 
 
 def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> None:
     """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its addresses."""
-    stop = threading.Event()
     configure_daemon_logging(plan.home, "dev", "0", plan.conf, stderr_level=logging.WARNING)
     with Steps(f"starting a cluster in {plan.home}") as steps:
-        cluster = DevCluster(plan, steps, stop)
-        _install_signals(cluster, stop)
-        cluster.run(ready)
+        _run(plan, steps, ready)
 
 
 def run_child(plan: ClusterPlan) -> None:
     """Run the cluster as the detached process, reporting on the inherited pipe until it is ready."""
-    stop = threading.Event()
     os.environ["STORM_DAGSTER_LOG_FILES_ONLY"] = "1"
     configure_daemon_logging(plan.home, "dev", "0", plan.conf)
     with os.fdopen(int(os.environ.pop(REPORT_FD)), "w", encoding="utf-8") as pipe:
         os.set_inheritable(pipe.fileno(), False)
         reporter = _PipeReporter(pipe)
-        cluster = DevCluster(plan, reporter, stop)
-        _install_signals(cluster, stop)
 
         def ready(found: ClusterFile) -> None:
             reporter.send({"ready": found.model_dump(mode="json")})
             pipe.close()
 
         try:
-            cluster.run(ready)
+            _run(plan, reporter, ready)
         except StormDagsterError as error:
             log.error("%s", error.message)
             reporter.send(error.to_document())

@@ -143,15 +143,11 @@ class ClusterPlan:
     @property
     def web_url(self) -> str:
         """Dagster's UI."""
-        return f"{self._scheme}://{HOST}:{self.ports.webserver}"
-
-    @property
-    def _scheme(self) -> str:
-        return "https" if self.conf["storm.tls.cert"] else "http"
+        return f"{Security.of(self.conf).scheme}://{HOST}:{self.ports.webserver}"
 
     def nimbus_url(self, index: int) -> str:
         """Base URL of a nimbus's HTTP service."""
-        return f"{self._scheme}://{HOST}:{self.ports.http[index]}"
+        return f"{Security.of(self.conf).scheme}://{HOST}:{self.ports.http[index]}"
 
     def supervisor_id(self, index: int) -> str:
         """Stable over restarts of the cluster: assignments name it."""

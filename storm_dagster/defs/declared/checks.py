@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 
@@ -27,30 +26,6 @@ _LIMITS = {
 """Check -> the limit of ``alerts`` that it holds."""
 
 
-_Event = TypeVar("_Event", dg.AssetCheckResult, dg.AssetCheckEvaluation)
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Result of one check."""
-
-    passed: bool
-    words: str
-    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def event(self, kind: type[_Event], key: dg.AssetKey, name: str) -> _Event:
-        """As the result or evaluation of the check of that name of an asset."""
-        return kind(
-            passed=self.passed,
-            asset_key=key,
-            check_name=name,
-            severity=self.severity,
-            description=self.words,
-            metadata=dict(self.metadata),
-        )
-
-
 def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
     """Check name -> its rule; of the limits only those that are set."""
     words = catalog()["declared_checks"].items()
@@ -66,7 +41,7 @@ def check_results(
     *,
     newer: bool = False,
     measured: bool = True,
-) -> dict[str, CheckResult]:
+) -> dict[str, dg.AssetCheckResult]:
     """Results of all wanted checks but `fresh`. ``document`` is `show`, ``None`` when nothing runs.
 
     With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the document has no
@@ -86,9 +61,9 @@ def check_results(
         if name in _LIMITS:
             limit_name = _LIMITS[name]
             limit, value = float(getattr(alerts, limit_name)), values[limit_name]
-            found[name] = CheckResult(
+            found[name] = dg.AssetCheckResult(
                 passed=document is not None and value <= limit,
-                words=f"{limit_name} is {value:g}, the limit is {limit:g}"
+                description=f"{limit_name} is {value:g}, the limit is {limit:g}"
                 if document is not None
                 else f"topology {declaration.name!r} does not run",
                 severity=dg.AssetCheckSeverity.WARN,
@@ -97,9 +72,9 @@ def check_results(
     return found
 
 
-def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> CheckResult:
+def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetCheckResult:
     if document is None:
-        return CheckResult(False, f"topology {name!r} does not run")
+        return dg.AssetCheckResult(passed=False, description=f"topology {name!r} does not run")
     tasks = document["tasks"]
     waiting = [task["id"] for task in tasks if task["status"] != "running"]
     words = (
@@ -107,19 +82,19 @@ def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> CheckResult
         if waiting or not tasks
         else f"all {len(tasks)} tasks of {document['id']} run"
     )
-    return CheckResult(
+    return dg.AssetCheckResult(
         passed=bool(tasks) and not waiting,
-        words=words,
+        description=words,
         metadata={"topology_id": str(document["id"]), "not_running": len(waiting), "tasks": len(tasks)},
     )
 
 
-def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> CheckResult:
+def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> dg.AssetCheckResult:
     """Whether all tasks were seen running lately; ``seen`` is the last time that they were, in epoch seconds."""
     age = math.inf if seen is None else max(0.0, now - seen) / 60
-    return CheckResult(
+    return dg.AssetCheckResult(
         passed=age <= limits.warn_minutes,
-        words=f"all tasks were last seen running {datetime.fromtimestamp(seen, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+        description=f"all tasks were last seen running {datetime.fromtimestamp(seen, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
         if seen is not None
         else "all tasks were never seen running",
         severity=dg.AssetCheckSeverity.ERROR if age > limits.fail_minutes else dg.AssetCheckSeverity.WARN,
@@ -127,15 +102,17 @@ def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> CheckR
     )
 
 
-def _as_declared(declaration: Declaration, described: Described, actual: Actual | None, newer: bool) -> CheckResult:
+def _as_declared(
+    declaration: Declaration, described: Described, actual: Actual | None, newer: bool
+) -> dg.AssetCheckResult:
     differ = differences(declaration, described, actual)
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"
     # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no fault.
     heavy = [part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")]
-    return CheckResult(
+    return dg.AssetCheckResult(
         passed=not differ,
-        words="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
+        description="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
         severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,
         metadata={"drift": table("what how", list(differ.items())), "differences": len(differ)},
     )

@@ -16,6 +16,7 @@ from storm_dagster.defs.declared.requests import DEPLOY_JOB, by_hand, mark_final
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import topology_tags
+from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 
@@ -128,7 +129,7 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
         seen = now if snapshot.runs else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
         found = {**snapshot.check_results, "fresh": fresh(seen, now, topology.freshness)}
         for key in sorted(context.selected_asset_check_keys, key=lambda item: item.name):
-            yield found[key.name].event(dg.AssetCheckResult, topology.key, key.name)
+            yield outcome_of(found[key.name], topology.key, key.name, dg.AssetCheckResult)
 
     return checks
 

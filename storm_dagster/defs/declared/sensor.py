@@ -17,6 +17,7 @@ from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
 from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, under_way
 from storm_dagster.defs.declared.runs import DEPLOY_TAG, REBALANCE_JOB, ask_job
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
+from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.model.errors import StormDagsterError
@@ -75,7 +76,9 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
                     events += state_events(topology, snapshot, before, now, ticked[where], trouble)
                 if snapshot is None:
                     continue
-                summary += [verdict.words for verdict in snapshot.check_results.values() if not verdict.passed]
+                summary += [
+                    str(verdict.description) for verdict in snapshot.check_results.values() if not verdict.passed
+                ]
                 events += _new_version(instance, topology, snapshot)
                 declaration, described = topology.declaration, topology.described
                 if topology.policy != "manual" and (
@@ -146,13 +149,13 @@ def state_events(
         return []
     metadata = {**snapshot.metadata, **(snapshot.details if changed else {}), "state": state, "runs": seen == now}
     metadata |= {} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)}
-    words = found.get("all_tasks_run", freshness).words
+    words = found.get("all_tasks_run", freshness).description
     events: list[Any] = [dg.AssetObservation(key, description=words, metadata=metadata)]
     if changed and parts != former.rpartition(".")[2]:
         shown = [name for name in snapshot.components if name in topology.components]
         events += [dg.AssetObservation(topology.components[n], metadata=snapshot.components[n]) for n in shown]
     if changed:
-        events += [one.event(dg.AssetCheckEvaluation, key, name) for name, one in found.items()]
+        events += [outcome_of(one, key, name, dg.AssetCheckEvaluation) for name, one in found.items()]
     return events
 
 

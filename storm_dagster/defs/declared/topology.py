@@ -12,7 +12,7 @@ import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
-from storm_dagster.defs.declared.checks import CheckResult, check_results
+from storm_dagster.defs.declared.checks import check_results
 from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
 from storm_dagster.defs.declared.metadata import component_state, topology_state, workers_markdown
@@ -28,7 +28,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 class DeclaredSnapshot:
     """Snapshot of the running state of one declared topology."""
 
-    check_results: Mapping[str, CheckResult]
+    check_results: Mapping[str, dg.AssetCheckResult]
     actual: Actual | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Its state in a few values, none of which changes while nothing happens."""
@@ -45,7 +45,9 @@ class DeclaredSnapshot:
     def problems(self) -> list[str]:
         """Problems, as text without numbers that change all the time."""
         return [
-            self.check_results[name].words for name in ("all_tasks_run", "as_declared") if name in self.check_results
+            str(self.check_results[name].description)
+            for name in ("all_tasks_run", "as_declared")
+            if name in self.check_results
         ]
 
 

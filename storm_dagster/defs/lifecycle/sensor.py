@@ -16,7 +16,7 @@ import msgspec
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, check_settings
 from storm_dagster.defs.keys import SUPERVISORS, UNFINISHED_STATUSES
-from storm_dagster.defs.observe.checks import evaluation_of
+from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.defs.resources.operating import Handles, connect
 from storm_dagster.model.clock import boot_clock, boot_id
@@ -118,7 +118,8 @@ def lifecycle_sensor(
         "cluster": cluster_id,
         "settings": digest(settings.description),
     }
-    evaluation = evaluation_of(settings, handles.zookeeper.asset_key(SUPERVISORS), SETTINGS_CHECK)
+    key = handles.zookeeper.asset_key(SUPERVISORS)
+    evaluation = outcome_of(settings, key, SETTINGS_CHECK, dg.AssetCheckEvaluation)
     return dg.SensorResult(
         asset_events=[evaluation] if cursor.get("settings") != state["settings"] else [],
         dynamic_partitions_requests=requests,

@@ -17,7 +17,7 @@ import dagster as dg
 
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.observe.history import REPOSITORY_TAG, is_own_run, remember_own
-from storm_dagster.defs.observe.sensors import read_cursor
+from storm_dagster.defs.observe.sensors import number, read_cursor
 from storm_dagster.model.dagster_names import DagsterNames
 
 _MOST_OPEN = 64
@@ -146,8 +146,7 @@ def build_alert_sensor(
 
     def alert_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         cursor, now = read_cursor(context.cursor), time.time()
-        since = cursor.get("since")
-        since = float(since) if isinstance(since, int | float) else now
+        since = number(cursor.get("since"), now)
         open_problems = cursor.get("told")
         open_problems = dict(open_problems) if isinstance(open_problems, dict) else {}
         repository = None
@@ -161,11 +160,8 @@ def build_alert_sensor(
                 repository = f"{context.repository_def.name}@{location}"
         runs, reached = run_alerts(context.instance, names, since, repository)
         found = [*check_alerts(context.instance, checks, warnings=warnings), *runs]
-        open_problems = {
-            key: at
-            for key, at in open_problems.items()
-            if now - at < _FORGET_SECS or key in {_mark(one) for one in found}
-        }
+        marks = {_mark(one) for one in found}
+        open_problems = {key: at for key, at in open_problems.items() if now - at < _FORGET_SECS or key in marks}
         sent = 0
         for alert in alerts_to_send(found, open_problems):
             if len(open_problems) >= _MOST_OPEN and not alert.resolved:

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 
@@ -47,6 +47,7 @@ from storm_dagster.operations.read.inspection import code_keys, inspect_cluster,
 EXPOSURES_CHECK = "exposures"
 DIAGNOSIS_CHECK = "diagnosis"
 _STABLE_SECS = 5.0
+_Outcome = TypeVar("_Outcome", dg.AssetCheckResult, dg.AssetCheckEvaluation)
 
 _ASSETS: Mapping[str, dg.AssetKey] = {
     "one_slot_per_task": keys.PUBLISHED_ASSIGNMENT,
@@ -82,9 +83,9 @@ def violations_result(
     return dg.AssetCheckResult(passed=not lines, severity=severity, metadata=metadata)
 
 
-def evaluation_of(result: dg.AssetCheckResult, key: dg.AssetKey, name: str) -> dg.AssetCheckEvaluation:
-    """The outcome of that check of an asset, evaluated without a run."""
-    return dg.AssetCheckEvaluation(
+def outcome_of(result: dg.AssetCheckResult, key: dg.AssetKey, name: str, kind: type[_Outcome]) -> _Outcome:
+    """The result, or the evaluation without a run, of that check of an asset."""
+    return kind(
         asset_key=key,
         check_name=name,
         passed=result.passed,

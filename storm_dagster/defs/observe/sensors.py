@@ -14,7 +14,7 @@ import dagster as dg
 
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.observe.checks import CHECK_ASSETS, evaluation_of, view_findings, violations_result
+from storm_dagster.defs.observe.checks import CHECK_ASSETS, outcome_of, view_findings, violations_result
 from storm_dagster.defs.pictures.metadata import component_counts, notes, picture_markdown, table
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model import paths
@@ -175,21 +175,22 @@ def digest(value: Any) -> str:
 
 def _due(cursor: Mapping[str, Any], now: float) -> bool:
     # Another machine's clock may have written the cursor: a time in the future never silences the sensor.
-    return not 0 <= now - _number(cursor.get("at"), now + 1) < _pause(cursor)
+    return not 0 <= now - number(cursor.get("at"), now + 1) < _pause(cursor)
 
 
 def _pause(cursor: Mapping[str, Any]) -> float:
-    return min(max(_number(cursor.get("pause"), 0.0), _AT_MOST_EVERY_SECS), _LONGEST_PAUSE_SECS)
+    return min(max(number(cursor.get("pause"), 0.0), _AT_MOST_EVERY_SECS), _LONGEST_PAUSE_SECS)
 
 
-def _number(value: Any, otherwise: float) -> float:
+def number(value: Any, otherwise: float) -> float:
+    """The value of a cursor, if it is a number."""
     return float(value) if isinstance(value, int | float) else otherwise
 
 
 def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
     """The time of an observation, and how long none may follow: what never rests is looked at less and less."""
     pause = _pause(cursor)
-    restless = 0 <= now - _number(cursor.get("at"), now + 1) < 4 * pause
+    restless = 0 <= now - number(cursor.get("at"), now + 1) < 4 * pause
     return {"at": now, "pause": min(2 * pause, _LONGEST_PAUSE_SECS) if restless else _AT_MOST_EVERY_SECS}
 
 
@@ -228,7 +229,7 @@ def cluster_events(
             if not isinstance(known, dict) or known.get(name) != checks[name]:
                 key, severity, _ = CHECK_ASSETS[name]
                 result = violations_result(lines, len(view.topologies), severity)
-                events.append(evaluation_of(result, shown(key), name))
+                events.append(outcome_of(result, shown(key), name, dg.AssetCheckEvaluation))
                 found.update(checks=checks, checked=now)
     return events, found
 
