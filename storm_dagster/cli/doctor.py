@@ -77,11 +77,8 @@ def _packages(invocation: Invocation) -> Iterator[HealthResult]:
     if missing:
         yield ("broken", f"not installed: {', '.join(missing)}", f"{sys.executable} -m pip install storm-dagster")
     if found.get("dagster") != found.get("dagster-webserver"):
-        yield (
-            "broken",
-            f"dagster {found.get('dagster')} with dagster-webserver {found.get('dagster-webserver')}",
-            "install the same version of both",
-        )
+        versions = f"dagster {found.get('dagster')} with dagster-webserver {found.get('dagster-webserver')}"
+        yield "broken", versions, "install the same version of both"
     spec = importlib.util.find_spec("pyspark")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     if roots and not list(Path(roots[0], "jars").glob("zookeeper-*.jar")):
@@ -99,24 +96,13 @@ def _ports(invocation: Invocation) -> Iterator[HealthResult]:
         return
     conf = invocation.conf
     held = _held_ports(invocation)
-    wanted = {
-        "storm.zookeeper.port": conf["storm.zookeeper.port"],
-        "nimbus.thrift.port": conf["nimbus.thrift.port"],
-        "nimbus.http.port": conf["nimbus.http.port"],
-        "spark.connect.port": conf["spark.connect.port"],
-        "Dagster's webserver": 3000,
-    }
-    names = [
-        *((port, name) for name, port in wanted.items()),
-        *((port, "slot") for port in conf["supervisor.slots.ports"]),
-    ]
+    keys = ("storm.zookeeper.port", "nimbus.thrift.port", "nimbus.http.port", "spark.connect.port")
+    names = [*((conf[key], key) for key in keys), (3000, "Dagster's webserver")]
+    names += [(port, "slot") for port in conf["supervisor.slots.ports"]]
     taken = [f"{port} ({name})" for port, name in names if port and port not in held and not is_free(port)]
     if taken:
-        yield (
-            "warning",
-            f"taken: {', '.join(taken)}",
-            "end what listens there, or use `storm-dagster dev --ports auto`",
-        )
+        remedy = "end what listens there, or use `storm-dagster dev --ports auto`"
+        yield "warning", f"taken: {', '.join(taken)}", remedy
     else:
         yield "ok", "the default ports are free" if not held else "no port is taken by others", ""
 

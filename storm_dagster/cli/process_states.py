@@ -48,23 +48,17 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:
     """Advice about processes that are frozen or dead; none when all are healthy."""
-    seen = list(states)
-    lines = [
-        f"{record.role} {record.id} (pid {record.pid}) is frozen: `kill -CONT {record.pid}` lets it go on"
-        for record, state in seen
-        if state == "frozen" and record.role != "dev"
-    ]
+    seen, lines = list(states), list[str]()
     for record, state in seen:
-        if record.role != "dev":
-            continue
+        process = f"{record.role} {record.id}" if record.role != "dev" else "dev"
+        go_on = f"`kill -CONT {record.pid}` lets it go on"
+        unwatched = "so nothing that dies is started again"
         if state == "frozen":
+            frozen = "is frozen" if record.role != "dev" else f"is frozen, {unwatched}"
+            lines.append(f"{process} (pid {record.pid}) {frozen}: {go_on}")
+        elif record.role == "dev" and state == "dead" and any(other != "dead" for _, other in seen):
             lines.append(
-                f"dev (pid {record.pid}) is frozen, so nothing that dies is started again: "
-                f"`kill -CONT {record.pid}` lets it go on"
-            )
-        elif state == "dead" and any(other != "dead" for _, other in seen):
-            lines.append(
-                f"dev (pid {record.pid}) has ended without ending its cluster, so nothing that dies is started again: "
+                f"dev (pid {record.pid}) has ended without ending its cluster, {unwatched}: "
                 f"`storm-dagster stop --home {home}`, then `storm-dagster dev --home {home}`; its topologies go on"
             )
     return lines

@@ -42,7 +42,7 @@ def conf(invocation: Invocation, key: str | None) -> None:
     cells = [(n, "null" if r["value"] is None else r["value"], r["origin"], r["doc"] or "") for n, r in rows.items()]
     print_table("", "key value origin meaning", cells)
     for warning in merged.warnings:
-        click.echo(plain(f"warning: {warning}"), err=True)
+        notify(f"warning: {warning}")
 
 
 def _more(row: dict[str, Any]) -> dict[str, Any]:
@@ -86,9 +86,8 @@ def errors(invocation: Invocation, name: str) -> None:
         click.echo(f"{document['id']} has reported no errors")
     for row in rows:
         times = f", {row['count']} times" if row.get("count", 1) > 1 else ""
-        click.echo(
-            plain(f"{_when(row['time'])}  {row['component']}[{row['task']}] on {row['host']}:{row['port']}{times}")
-        )
+        where = f"{row['component']}[{row['task']}] on {row['host']}:{row['port']}"
+        click.echo(plain(f"{_when(row['time'])}  {where}{times}"))
         for line in str(row["error"]).rstrip().splitlines():
             click.echo(plain(f"    {line}"))
 
@@ -131,7 +130,7 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     why = sorted(document.get("worker_reasons", {}).items())
     print_table("", "slot why", [pair for pair in why if task is None or pair[0] == mine])
     for warning in document.get("warnings", []):
-        click.echo(plain(f"warning: {warning}"), err=True)
+        notify(f"warning: {warning}")
 
 
 @verb("state")
@@ -154,7 +153,7 @@ def state(invocation: Invocation, name: str, component: str, key: str | None, li
     if not document["entries"]:
         click.echo(f"{document['id']} keeps nothing {'for that key' if key else ''} in {component}")
     if document["next"]:
-        click.echo(f"more: --after {document['next']}", err=True)
+        notify(f"more: --after {document['next']}")
 
 
 @verb("dead-letters")
@@ -202,7 +201,7 @@ def dead_letters(
     if not letters:
         click.echo(f"{document['id']} has no dead letters")
     if document["next"]:
-        click.echo(f"more: --after {document['next']}", err=True)
+        notify(f"more: --after {document['next']}")
 
 
 def _plan_text(file: str) -> str:
@@ -252,7 +251,7 @@ def show(invocation: Invocation, name: str) -> None:
         return
     click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
     for problem in document.get("problems", []):
-        click.echo(plain(f"warning: {problem}"), err=True)
+        notify(f"warning: {problem}")
     print_table("workers", "node host:port pid uptime version tasks", document["workers"])
     upgrade = document.get("upgrade")
     if upgrade is not None:
@@ -274,9 +273,7 @@ def show(invocation: Invocation, name: str) -> None:
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
         times = f" ({error['count']} times)" if error.get("count", 1) > 1 else ""
-        click.echo(
-            plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}{times}"), err=True
-        )
+        notify(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}{times}")
 
 
 @verb("visualize")

@@ -123,7 +123,7 @@ class Shop:
     def load(self, **attributes: Any) -> None:
         declaration = Declaration("wc", f"{self.file}:Wc")
         described = describe_declared(declaration)
-        common = {"group": "g", "owners": [], "tags": {}, "description": None, "kinds": ["storm"], "deps": []}
+        common = {"group_name": "g", "owners": [], "tags": {}, "description": None, "kinds": ["storm"], "deps": []}
         assets = topology_assets(declaration, described, prefix=["topologies"], automation_condition=None, **common)
         first, *others = [asset.spec for asset in assets]
         home = str(self.world.home)

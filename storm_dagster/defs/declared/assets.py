@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
@@ -22,17 +22,15 @@ def topology_assets(
     described: Described,
     *,
     prefix: Sequence[str],
-    group: str,
-    owners: Sequence[str],
-    tags: Mapping[str, str],
     description: str | None,
     kinds: Sequence[str],
     deps: Sequence[str],
     automation_condition: dg.AutomationCondition | None,
+    **common: Any,
 ) -> list[StormAsset]:
     """The topology first, then its components; only the topology when its target cannot be described.
 
-    Spouts depend on the topology, bolts on the components whose streams they read.
+    ``common`` are attributes of all: group name, owners and tags. Spouts depend on the topology, bolts on the components whose streams they read.
     """
     name = declaration.name
     key = dg.AssetKey([*prefix, name])
@@ -55,7 +53,6 @@ def topology_assets(
         metadata["components"] = components_table(described.spec)
         target = parse_target(declaration.target)
         metadata |= _code_reference(described, f"{target.module}:{target.attribute or ''}")
-    common: dict[str, Any] = {"group_name": group, "owners": list(owners), "tags": dict(tags)}
     topology = dg.AssetSpec(
         key=key,
         description=text,

@@ -192,7 +192,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             declaration,
             described,
             prefix=self.key_prefix,
-            group=self.group,
+            group_name=self.group,
             owners=self.owners,
             tags=self.tags,
             description=self.description,
