@@ -16,9 +16,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.launcher.handover import ForkState, next_fork
 from storm_dagster.launcher.run_launcher import STOCK_TAG
-from storm_dagster.launcher.wire import RUN_ROLE, LineConnection
+from storm_dagster.launcher.wire import RUN_ROLE, ForkState, LineConnection, next_fork
 from storm_dagster.model.run_file import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)

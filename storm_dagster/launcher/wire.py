@@ -6,6 +6,10 @@ that timed out can launch it the stock way: no run is started twice.
 
 While a run's process lives, ``HOME/run/dagster-run-<run id>.json`` names it; the process removes the file when it exits.
 A file without its process means that the process was killed.
+
+``FORK`` and ``LAUNCHER`` are the two sides as tables of states. A fork that gives up closes the connection for ``go``
+first and then looks whether one had come: so a ``go`` that could be sent is obeyed by any fork that lives, however long it
+was held, and one that could not be sent is not. Only a fork's death is left, which the launcher sees at once or the warm process reports.
 """
 
 from __future__ import annotations
@@ -14,12 +18,11 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from storm_dagster.launcher.handover import Event
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.run_file import RunFile, run_dir
 
@@ -33,6 +36,41 @@ ANSWER_SECS = 1.0
 """Response time of a warm process after which the run is launched the stock way."""
 GO = {"go": True}
 _MAX_LINE = 1 << 20
+
+
+Event = Literal["request", "ready", "go", "started", "sent", "silence", "end"]
+"""A message that came; ``sent``: the own message could be sent; silence for too long; the other side is gone."""
+ForkState = Literal["begun", "waiting", "leaving", "runs", "gone"]
+LauncherState = Literal["asking", "going", "said", "launched", "stock"]
+
+FORK: Mapping[tuple[ForkState, Event], ForkState] = {
+    ("begun", "request"): "waiting",
+    ("waiting", "go"): "runs",
+    ("waiting", "silence"): "leaving",
+    ("waiting", "end"): "leaving",
+    # In this state no further message can come.
+    ("leaving", "go"): "runs",
+}
+"""In ``waiting`` it has sent ``ready``. Whatever is not here: ``gone``, without running."""
+
+LAUNCHER: Mapping[tuple[LauncherState, Event], LauncherState] = {
+    ("asking", "ready"): "going",
+    ("going", "sent"): "said",
+    # It is held, and runs when it goes on.
+    ("said", "silence"): "launched",
+    ("said", "started"): "launched",
+}
+"""In ``going`` it sends ``go``; in ``said`` it could be sent. Whatever is not here: ``stock``."""
+
+
+def next_fork(state: ForkState, event: Event) -> ForkState:
+    """The fork's next state."""
+    return FORK.get((state, event), "gone")
+
+
+def next_launcher(state: LauncherState, event: Event) -> LauncherState:
+    """The launcher's next state."""
+    return LAUNCHER.get((state, event), "stock")
 
 
 def here() -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import traceback
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,15 +83,12 @@ def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
             candidates[name] = value
     names = ", ".join(sorted(candidates)) or "none"
     if attribute is not None:
-        value: Any = module
-        for part in attribute.split("."):
-            try:
-                value = getattr(value, part)
-            except AttributeError:
-                raise InvalidTopology(
-                    f"module {module.__name__!r} has no attribute {attribute!r}; topologies in it: {names}"
-                ) from None
-        return attribute, value, len(candidates) <= 1
+        try:
+            return attribute, attrgetter(attribute)(module), len(candidates) <= 1
+        except AttributeError:
+            raise InvalidTopology(
+                f"module {module.__name__!r} has no attribute {attribute!r}; topologies in it: {names}"
+            ) from None
     if not candidates:
         raise InvalidTopology(
             f"module {module.__name__!r} holds no topology: define a class derived from storm_dagster.Topology, a "

@@ -103,12 +103,8 @@ def describe_target(
     parsed = parse_target(target) if isinstance(target, str) else target
     with tempfile.TemporaryDirectory(prefix="storm-dagster-describe-") as text:
         scratch = Path(text)
-        root: Path | None = None
-        if parsed.kind == "file":
-            assert parsed.path is not None
-            root = parsed.path.parent
-        elif parsed.kind == "archive":
-            assert parsed.path is not None
+        root = parsed.path and parsed.path.parent
+        if parsed.path is not None and parsed.kind == "archive":
             root = unpacked or scratch / "archive"
             unpack_archive(parsed.path, root)
         request = {

@@ -22,7 +22,6 @@ from storm_dagster.model.spark_artifacts import add_python_archive, remote_with_
 from storm_dagster.model.spark_token import derived_spark_token, with_spark_token
 from storm_dagster.spark.pinned import ClusterSessionIds, FixedSessionIds, SessionIds, pinned_id
 from storm_dagster.spark.session import (
-    as_unavailable,
     await_start,
     check_reachable,
     close_at_exit,
@@ -69,14 +68,13 @@ class ConnectPlanner:
 
     def __call__(self, batch: PlacementBatch) -> PlacementResult:
         """Place the batch on Spark."""
-        what = f"Spark at {self.remote}"
         check_reachable(self.remote)
         with self._lock:
             try:
-                return within(self.deadline_secs, what, lambda: self._plan(batch))
-            except Exception as error:
+                return within(self.deadline_secs, f"Spark at {self.remote}", lambda: self._plan(batch))
+            except Exception:
                 self.close()
-                raise as_unavailable(error, what) from error
+                raise
 
     def close(self, *, release: bool = False) -> None:
         """Close this process's side of the session; with ``release`` the server's side too."""
@@ -143,10 +141,7 @@ def plan_classic(get_session: Callable[[], SparkSession], batch: PlacementBatch)
         opened = time.monotonic() - started
         return plan_with_spark(session, batch).model_copy(update={"session_secs": opened})
 
-    try:
-        return within(DEADLINE_SECS, "Spark", plan)
-    except Exception as error:
-        raise as_unavailable(error, "Spark") from error
+    return within(DEADLINE_SECS, "Spark", plan)
 
 
 _planners: dict[tuple[int, str, Path | None], ConnectPlanner] = {}

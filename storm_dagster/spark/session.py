@@ -77,12 +77,8 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
         finally:
             forget_session(session, release=True)
 
-    what = f"Spark at {remote}"
     check_reachable(remote, 2.0)
-    try:
-        return within(timeout_secs, what, ask)
-    except Exception as error:
-        raise as_unavailable(error, what) from error
+    return within(timeout_secs, f"Spark at {remote}", ask)
 
 
 def open_connect(remote: str) -> SparkSession:
@@ -152,7 +148,7 @@ def is_session_gone(error: BaseException) -> bool:
 
 
 def within(seconds: float, what: str, function: Callable[[], T]) -> T:
-    """The function's result or error; :class:`Unavailable` after that many seconds.
+    """The function's result, or the typed error for what it raises; :class:`Unavailable` after that many seconds.
 
     The function goes on in a thread of its own, which nothing waits for any more.
     """
@@ -167,7 +163,10 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
     threading.Thread(target=call, name="storm-spark-call", daemon=True).start()
     if not wait([outcome], seconds).done:
         raise Unavailable(f"{what} did not answer within {seconds:g} s: see the Spark server's log, try again")
-    return outcome.result()
+    try:
+        return outcome.result()
+    except Exception as error:
+        raise as_unavailable(error, what) from error
 
 
 def as_unavailable(error: Exception, what: str) -> StormDagsterError:

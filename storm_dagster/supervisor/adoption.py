@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,6 @@ def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -
     """Remove the working folders of this supervisor's workers that run no more."""
     keep = set(alive)
     for folder in sorted((home / "workers").glob("*")):
-        if folder.name in keep or not folder.is_dir():
-            continue
-        try:
-            if WorkerSpec.read(folder / SPEC).node != supervisor_id:
-                continue
-        except (OSError, Corrupt):
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError, Corrupt):
+            if folder.name not in keep and WorkerSpec.read(folder / SPEC).node == supervisor_id:
+                shutil.rmtree(folder, ignore_errors=True)

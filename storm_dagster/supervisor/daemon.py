@@ -58,9 +58,8 @@ class Supervisor:
         home: Path,
         supervisor_id: str,
         ports: Sequence[int],
-        *,
+        logs: LogService,
         launch: Launch | None = None,
-        logs: LogService | None = None,
     ) -> None:
         self.id = supervisor_id
         self._log_service = logs
@@ -141,13 +140,11 @@ class Supervisor:
 
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers continue."""
-        if self._log_service is not None:
-            self._log_service.start(self.table.workers)
+        self._log_service.start(self.table.workers)
         self._link.start()
         self._health.start()
-        if self._log_service is not None:
-            watch = self._log_service.announced
-            threading.Thread(target=watch.run, args=(self._stopping, stop), name="address", daemon=True).start()
+        watch = self._log_service.announced
+        threading.Thread(target=watch.run, args=(self._stopping, stop), name="address", daemon=True).start()
         threading.Thread(target=lambda: (stop.wait(), self._wake.set()), name="stop", daemon=True).start()
         longest = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
         tidied_at = boot_clock()
@@ -163,8 +160,7 @@ class Supervisor:
                 self._wake.wait(self.table.pause(now, longest))
         finally:
             self._stopping.set()
-            if self._log_service is not None:
-                self._log_service.stop()
+            self._log_service.stop()
             self._health.close()
             self.table.close()
             self._link.close()
@@ -215,7 +211,7 @@ class Supervisor:
             memory_mb=self._conf["supervisor.memory.capacity.mb"],
             rack=self._conf["supervisor.rack"],
             restarting=self._restarting,
-            http=self._log_service.url if self._log_service is not None else None,
+            http=self._log_service.url,
             place=self._place,
         )
 
@@ -303,7 +299,7 @@ def run(
         run_file = RunFile.write(home, "supervisor", supervisor_id, ports={"http": logs.port})
         _log.info("supervisor %s starts, ports %s, boot %s", supervisor_id, list(chosen), boot_id())
         try:
-            Supervisor(conf, home, supervisor_id, chosen, logs=logs).serve(stop)
+            Supervisor(conf, home, supervisor_id, chosen, logs).serve(stop)
         finally:
             logs.stop()
             run_file.remove(home)

@@ -108,19 +108,18 @@ class Localizer:
         path = self.path_of(code_dir)
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
-            sha256 = manifest["blobs"]["stormjar.jar"]
-            if any(self.expected(key_of(code_dir)) not in (None, manifest["blobs"][p]) for p, key_of in _PARTS.items()):
-                return None
+            blobs = manifest["blobs"]
+            complete = isinstance(blobs["stormjar.jar"], str) and (path / "code").is_dir()
+            complete = complete and all(
+                (path / part).is_file() and self.expected(key_of(code_dir)) in (None, blobs[part])
+                for part, key_of in _PARTS.items()
+            )
+            return LocalCode(path, blobs["stormjar.jar"]) if complete else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if not isinstance(sha256, str) or not (path / "code").is_dir():
-            return None
-        if not all((path / part).is_file() for part in _PARTS):
-            return None
-        return LocalCode(path, sha256)
 
     def fetch(self, code_dir: str) -> LocalCode:
-        """Fetch the code unless it is here, in at most ``tries`` rounds over all nimbuses.
+        """Fetch the code unless it is here, in at most ``supervisor.blobstore.download.max_retries`` rounds over all nimbuses.
 
         Raises :class:`Unavailable` or :class:`KeyNotFound` (a later try may succeed), :class:`Corrupt`
         (the blobs are damaged), :class:`InvalidTopology` (the archive breaks a rule) and

@@ -126,10 +126,7 @@ class SlotTable:
             _log.warning("no pass for %.1f s: the deadlines of the workers are extended", gap)
             self.slots = {port: extend_deadline(slot, gap) for port, slot in self.slots.items()}
         for _ in range(self._events.qsize()):
-            try:
-                port, event = self._events.get_nowait()
-            except queue.Empty:
-                break
+            port, event = self._events.get_nowait()
             self._feed(port, event, now)
             if isinstance(event, model.Exited):
                 # What its slot never ran: a second one, found at start.
@@ -172,13 +169,13 @@ class SlotTable:
             reason = f": {after.reason}" if after.reason else ""
             _log.info("slot %d: %s -> %s (%s)%s", port, before.state, after.state, wanted, reason)
         for instruction in instructions:
-            self._execute(port, instruction, now)
+            self._execute(port, instruction)
             if isinstance(instruction, model.Report):
                 work = before.worker.work if before.worker is not None else before.wanted
                 if work is not None:
                     self.failed(port, work, instruction.text)
 
-    def _execute(self, port: int, instruction: model.Instruction, now: float) -> None:
+    def _execute(self, port: int, instruction: model.Instruction) -> None:
         if isinstance(instruction, model.Fetch):
             self._fetch(port, instruction.code_dir)
         elif isinstance(instruction, model.Launch):
@@ -223,10 +220,9 @@ class SlotTable:
         try:
             self.localizer.fetch(code_dir)
             event = model.CodeReady(code_dir)
-        except (InvalidTopology, Corrupt, OSError) as error:
-            event = model.CodeFailed(code_dir, _text(error), lasting=True)
         except Exception as error:
-            event = model.CodeFailed(code_dir, _text(error))
+            lasting = isinstance(error, InvalidTopology | Corrupt | OSError)
+            event = model.CodeFailed(code_dir, _text(error), lasting)
         with self._lock:
             ports = self._fetching.pop(code_dir, set())
         for port in sorted(ports):
@@ -243,10 +239,8 @@ class SlotTable:
             if code is None:
                 raise Corrupt(f"code {work.code_dir} is not complete on this disk any more: it is fetched again")
             live = self.launch(port, work, code)
-        except Corrupt as error:
-            self.post(port, model.LaunchFailed(_text(error), code_missing=True))
         except Exception as error:
-            self.post(port, model.LaunchFailed(_text(error)))
+            self.post(port, model.LaunchFailed(_text(error), code_missing=isinstance(error, Corrupt)))
         else:
             self._register(live)
             self.post(port, model.Launched(live.worker))

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from storm_dagster.launcher.handover import Event, ForkState, LauncherState, next_fork, next_launcher
-from storm_dagster.launcher.wire import GO, LineConnection
+from storm_dagster.launcher.wire import GO, Event, ForkState, LauncherState, LineConnection, next_fork, next_launcher
 
 
 class Exchange(NamedTuple):

@@ -17,7 +17,7 @@ from storm_dagster.model.wire import TaskReport, WorkerReport
 from storm_dagster.nimbus.http.metrics import component_metrics
 from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
 from storm_dagster.nimbus.requests.window_stats import task_windows
-from storm_dagster.worker.engine.master import TopologyMasterTable
+from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.nimbus.requests.page_snapshot import snapshot_topology
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, check_window, split_input, task_windows
-from storm_dagster.worker.engine.master import TopologyMasterTable
+from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
 
 

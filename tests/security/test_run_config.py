@@ -13,7 +13,7 @@ from storm_dagster.defs.build import build_storm_defs, build_storm_resources
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.packaging.roots import check_inside, target_roots
+from storm_dagster.packaging.target import check_inside, target_roots
 
 KEYS = tuple(build_storm_resources())
 FIELDS: dict[str, Any] = {

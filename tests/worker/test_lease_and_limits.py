@@ -27,7 +27,7 @@ class Session:
 
 def test_a_lease_that_ended_stays_ended_until_it_is_granted() -> None:
     session = Session()
-    lease = WorkerLease(session)
+    lease = WorkerLease(session.lease_end)
     assert not lease.valid()
     session.ends[1] = boot_clock() + 100
     lease.grant(1)
@@ -45,7 +45,7 @@ def test_a_lease_that_ended_stays_ended_until_it_is_granted() -> None:
 def test_a_new_session_does_not_renew_the_lease_of_the_old_one() -> None:
     session = Session()
     session.ends[1] = boot_clock() + 100
-    lease = WorkerLease(session)
+    lease = WorkerLease(session.lease_end)
     lease.grant(1)
     session.ends = {2: boot_clock() + 1000}
     lease._until = boot_clock() - 1
@@ -121,7 +121,7 @@ def test_a_worker_imports_no_heavy_package() -> None:
 
 def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> None:
     from storm_dagster.model.wire import TaskReport, WorkerReport
-    from storm_dagster.worker.engine.master import TopologyMasterTable
+    from storm_dagster.worker.engine.system import TopologyMasterTable
 
     def report(*tasks: int) -> WorkerReport:
         return WorkerReport(
@@ -144,7 +144,7 @@ def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_o
 def test_a_topology_master_judges_the_placement_that_it_names_and_the_processes_of_now() -> None:
     from storm_dagster.model.wire import TaskReport, WorkerReport
     from storm_dagster.worker.dataplane.placement import Placement
-    from storm_dagster.worker.engine.master import TopologyMasterTable
+    from storm_dagster.worker.engine.system import TopologyMasterTable
 
     def report(port: int, *tasks: int) -> WorkerReport:
         return WorkerReport(

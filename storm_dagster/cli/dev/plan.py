@@ -23,7 +23,7 @@ from storm_dagster.model.exposure import make_private
 from storm_dagster.model.peers import can_tell_users
 from storm_dagster.model.run_file import run_dir
 from storm_dagster.model.security import Security, zookeeper_payload
-from storm_dagster.packaging.roots import target_roots
+from storm_dagster.packaging.target import target_roots
 
 HOST = "127.0.0.1"
 _LONGEST_SOCKET = 100

@@ -18,7 +18,7 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.local_cluster import CLUSTER_MARK, local_cluster_runs, run_cli, start_cluster
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.packaging.roots import target_roots
+from storm_dagster.packaging.target import target_roots
 
 
 def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:

@@ -11,7 +11,7 @@ from storm_dagster.client import NimbusClient, upload_target
 from storm_dagster.defs.catalog import described
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.packaging.roots import check_inside, target_roots
+from storm_dagster.packaging.target import check_inside, target_roots
 
 _PROGRAMS = frozenset({"topology.python", "topology.environment"})
 """Conf keys that decide which programs workers start."""

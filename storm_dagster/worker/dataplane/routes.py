@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from storm_dagster.core.load_aware import LoadAwareShuffle
@@ -24,25 +25,20 @@ def resolve(name: str) -> Any:
     """The object that ``"module:QualName"`` names; :class:`InvalidTopology` when there is none."""
     module, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         part = missing_part(error, repr(name)) if isinstance(error, ModuleNotFoundError) else None
         raise part or InvalidTopology(
             f"{name!r} cannot be imported in the worker ({type(error).__name__}: {error}): is it in the archive?"
         ) from error
-    return found
 
 
+@dataclass(slots=True, eq=False)
 class LocalLink:
     """Link to a task of this worker: ``append`` puts a tuple into its queue."""
 
-    __slots__ = ("append", "task")
-
-    def __init__(self, task: int, append: Callable[[Any], None]) -> None:
-        self.task: int = task
-        self.append = append
+    task: int
+    append: Callable[[Any], None]
 
 
 def split_bundle(bundle: tuple[Any, int, list[Any]], most: int) -> list[tuple[Any, int, list[Any]]]:
@@ -67,6 +63,7 @@ def _bundle(edges: list[int], root: Any, many: list[Any]) -> tuple[Any, int, lis
     return (edges, 0, many) if isinstance(root, list) else (root, edges[1], many)
 
 
+@dataclass(slots=True, eq=False)
 class RemoteLink:
     """Link to a task of another worker: buffers bundles until the pass ends.
 
@@ -74,17 +71,14 @@ class RemoteLink:
     the receiver for each tuple.
     """
 
-    __slots__ = ("append", "bundle", "items", "last", "peer", "source", "stream", "task")
-
-    def __init__(self, task: int, source: int, stream: str, peer: Any) -> None:
-        self.append: None = None
-        self.task: int = task
-        self.source: int = source
-        self.stream: str = stream
-        self.peer: Any = peer
-        self.items: list[Any] = []
-        self.last: Any = _NEVER
-        self.bundle: list[Any] = []
+    task: int
+    source: int
+    stream: str
+    peer: Any
+    append: None = None
+    items: list[Any] = field(default_factory=list)
+    last: Any = _NEVER
+    bundle: list[Any] = field(default_factory=list)
 
     def take(self) -> list[Any]:
         """Remove and return the buffered bundles."""

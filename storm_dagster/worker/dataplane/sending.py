@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.topology import ComponentSpec, StreamSpec
+from storm_dagster.model.topology import StreamSpec
 from storm_dagster.model.values import ATOMIC, copy_value, decode_value, encode_own, own_values
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.worker.dataplane.routes import Route
 from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge, next_tuple_id
-
-_log = logging.getLogger("storm_dagster.component")
 
 
 def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
@@ -78,37 +75,6 @@ def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component:
                 f"component {component!r} emits {value!r:.60} ({type(value).__name__}) as field {field!r} of stream "
                 f"{name!r}, which is declared {kind}: convert it, or declare another type"
             )
-
-
-def wrap_emit(
-    emit: Callable[..., Any],
-    conf: Mapping[str, Any],
-    part: ComponentSpec,
-    component: str,
-    task: int,
-    stream_at: int,
-    routes: dict[str, Route],
-) -> Callable[..., Any]:
-    """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test encoding, if the conf or
-    the component asks for any of them. ``stream_at``: index of the stream among the positional arguments."""
-    debug, check = conf.get("topology.debug"), conf.get("topology.testing.always.try.serialize")
-    typed = {name: stream for name, stream in part.outputs.items() if stream.types}
-    if not (debug or check or typed):
-        return emit
-
-    def emit_checked(tup: Any, *rest: Any, **named: Any) -> Any:
-        given = rest[stream_at - 1] if len(rest) >= stream_at else named.get("stream")
-        stream = str(given or "default")
-        if stream in typed:
-            check_types(tup, typed[stream], stream, component)
-        if check:
-            tup = sent_and_received(tup, route_of(routes, stream, component), task)
-        sent = emit(tup, *rest, **named)
-        if debug:
-            _log.info("%s-%d emits %r %s", component, task, tup, {**dict(enumerate(rest)), **named} or "")
-        return sent
-
-    return emit_checked
 
 
 def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:

@@ -106,12 +106,12 @@ class Ledger:
         """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout notices. Empty
         with two workers: what the other one has parts of, the spout sent there."""
 
-    def add(self, tree: Tree, tuples: int = 1) -> None:
-        """Count ``tuples`` more tuples of ``tree``; the first one of a joint tree opens its parents."""
+    def add(self, tree: Tree) -> None:
+        """Count one more tuple of ``tree``; the first one of a joint tree opens its parents."""
         if not tree.count and tree.parents is not None:
             for parent in tree.parents:
                 self.add(parent)
-        tree.count += tuples
+        tree.count += 1
 
     def done(self, tree: Tree) -> None:
         """Ack a tree whose count has become zero."""
@@ -135,28 +135,26 @@ class Ledger:
         else:
             tree.origin.acked.append(tree.root)
 
-    def ack(self, tup: Any) -> bool:
-        """Ack a received tuple; ``False``, without effect, if it was acked or failed before."""
+    def ack(self, tup: Any) -> None:
+        """Ack a received tuple; without effect if it was acked or failed before."""
         tree = tup._tree
         if tree is None:
-            return False
+            return
         tup._tree = None
         left = tree.count = tree.count - 1
         if not left:
             self.done(tree)
-        return True
 
-    def fail(self, tup: Any, reason: Reason | None = None) -> bool:
-        """Fail a received tuple and its roots at all spouts; ``False`` as :meth:`ack`."""
+    def fail(self, tup: Any, reason: Reason | None = None) -> None:
+        """Fail a received tuple and its roots at all spouts; without effect as :meth:`ack`."""
         tree = tup._tree
         if tree is None:
-            return False
+            return
         tup._tree = None
         self.fail_tree(tree, reason)
         tree.count -= 1
         if not tree.count:
             self.done(tree)
-        return True
 
     def fail_tree(self, tree: Tree, reason: Reason | None = None) -> None:
         """Fail all roots of ``tree``, once."""

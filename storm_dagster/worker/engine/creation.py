@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from storm_dagster.api.context import TopologyContext
@@ -27,13 +28,16 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
         from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
+    code: Any = None
+    threaded = concurrent = False
     try:
         code = resolve(part.object.python or "")
+        concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
+        threaded = concurrent or bool(getattr(code, "blocking", False))
     except shared.catches:
         # The first start reports the same error.
-        code = None
-    concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
-    if concurrent or getattr(code, "blocking", False):
+        threaded = False
+    if threaded:
         from storm_dagster.worker.tasks.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
         from storm_dagster.worker.tasks.thread_spouts import BlockingSpoutRunner
 
@@ -56,7 +60,7 @@ def close_runners(runners: Sequence[Runner], attempt: Attempt, until: float, *, 
         if not runner.has_ended():
             waiting.append(runner)
             continue
-        attempt(runner, "close", runner.retire if retire else runner.close)
+        attempt(runner, "close", partial(runner.close, retire=retire))
         for reader in () if retire else runners[index + 1 :]:
             if reader.queue and isinstance(reader, BoltRunner) and reader.status == "running":
                 # What the other one emitted while it closed.
@@ -66,7 +70,7 @@ def close_runners(runners: Sequence[Runner], attempt: Attempt, until: float, *, 
         for runner in list(waiting):
             if runner.has_ended() or over:
                 waiting.remove(runner)
-                attempt(runner, "close", runner.retire if retire else runner.close)
+                attempt(runner, "close", partial(runner.close, retire=retire))
         if waiting:
             time.sleep(0.001)
 

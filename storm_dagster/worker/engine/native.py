@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ _CLOCK_SECS = 0.1
 """Pause between two checks of ticks and timeouts."""
 _MOST_HELD = 10_000
 """Tuples buffered for a task that is assigned here but still open in another worker."""
+_SYSTEM = {ACKER: Acker, TOPOLOGY_MASTER: TopologyMaster}
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
 
 
@@ -89,6 +90,7 @@ class NativeEngine:
             self.exchange.fail_unsent(self.transport.set_peers(addresses, placement.tokens.values()))
         for task in sorted(placement.open - self.runners.keys()):
             self._open(task)
+        self._on_runners()
         if not same_places:
             self._rewire()
         self.exchange.on_workers(self.shared.clock())
@@ -145,19 +147,19 @@ class NativeEngine:
             open_state=self.shared.storage.open_task_state,
             open_positions=self.shared.storage.open_positions,
         )
-        runner: Runner
-        if component == ACKER:
-            runner = self.exchange.ackers[task] = Acker(self.shared, context, part)
-        elif component == TOPOLOGY_MASTER:
-            runner = self.master = TopologyMaster(self.shared, context, part)
-        else:
-            runner = make_runner(self.shared, context, part, is_spout=component in self.spec.spouts)
-        self.runners[task] = runner
+        system = _SYSTEM.get(component)
+        make = system or partial(make_runner, is_spout=component in self.spec.spouts)
+        self.runners[task] = make(self.shared, context, part)
         self._starting = True
-        if isinstance(runner, SpoutBase):
-            self.exchange.spouts.append(runner)
+
+    def _on_runners(self) -> None:
+        """Derive from the runners what is looked up by their kind."""
+        runners = self.runners.values()
+        self.exchange.spouts = [runner for runner in runners if isinstance(runner, SpoutBase)]
+        self.exchange.ackers = {runner.task_id: runner for runner in runners if isinstance(runner, Acker)}
+        self.master = next((runner for runner in runners if isinstance(runner, TopologyMaster)), None)
         # Bolts first: in one pass, tuples go as far down the topology as possible.
-        self._order = sorted(self.runners.values(), key=lambda one: (isinstance(one, SpoutBase), one.task_id))
+        self._order = sorted(runners, key=lambda runner: (isinstance(runner, SpoutBase), runner.task_id))
 
     def close_tasks(self, tasks: Collection[int], reopen: bool = False) -> None:
         """Close tasks: afterwards they execute, emit and ack nothing.
@@ -177,12 +179,7 @@ class NativeEngine:
             for tup in runner.queue:
                 self.shared.ledger.fail(tup)
             runner.queue.clear()
-            self._order.remove(runner)
-            if isinstance(runner, SpoutBase):
-                self.exchange.spouts.remove(runner)
-            self.exchange.ackers.pop(task, None)
-            if runner is self.master:
-                self.master = None
+        self._on_runners()
 
     def _rewire(self) -> None:
         placement = self.placement
@@ -449,6 +446,4 @@ class NativeEngine:
         self.exchange.flush(shared.clock())
         shared.events.drop()
         self.runners.clear()
-        self._order.clear()
-        self.exchange.spouts.clear()
-        self.exchange.ackers.clear()
+        self._on_runners()

@@ -1,15 +1,21 @@
-"""System tasks of a topology: ackers and the topology master."""
+"""System tasks of a topology: ackers, and the topology master with its table of worker reports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.core.acking import AckerResult, AckTracker
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import TaskBeats, WorkerBeat
 from storm_dagster.model.topology import ComponentSpec
-from storm_dagster.worker.dataplane.routes import Route
-from storm_dagster.worker.engine.master import ListeningClock, TopologyMasterTable
+from storm_dagster.model.wire import WorkerReport
+from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.engine.history import TopologyHistory
 from storm_dagster.worker.tasks.runner import Runner, Shared
 
 
@@ -24,13 +30,8 @@ class Acker(Runner):
         self.table_timeout = 2 * float(self.conf.get("topology.message.timeout.secs") or 30)
         """Seconds after which an incomplete tree is dropped."""
         self.table = AckTracker(self.table_timeout)
-        self.sent = Route("__ack_ack", ("id",))
         self.tick_secs = None
         self._expire_at = 0.0
-
-    def wire(self, routes: dict[str, Route]) -> None:
-        """Count sent messages as one stream; an acker has no routes."""
-        self.routes["__ack_ack"] = self.sent
 
     def apply(
         self,
@@ -50,6 +51,127 @@ class Acker(Runner):
             self.table.expire(now)
             self._expire_at = now + max(1.0, self.table_timeout / 20)
         self.stats.executed = self.stats.acked = self.table.updates
+
+
+class ListeningClock:
+    """Clock that counts only seconds in which this worker could receive reports.
+
+    It stops while the worker is paused or frozen: an outage of ZooKeeper pauses all workers, and must not make them
+    count as dead. One thread ticks; any may read.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._ticked: float | None = None
+
+    def tick(self, now: float, most: float) -> None:
+        """Count the time since the last tick, unless that is more than ``most`` seconds."""
+        if self._ticked is not None:
+            passed = now - self._ticked
+            self.now += passed if passed <= most else 0.0
+        self._ticked = now
+
+
+class TopologyMasterTable:
+    """The newest report of each worker. Thread-safe: the loop fills it, ``ClusterSync`` and requests read it."""
+
+    def __init__(self, topology_id: str, task: int) -> None:
+        self.topology_id = topology_id
+        self.task = task
+        self._lock = threading.Lock()
+        self._reports: dict[str, tuple[WorkerReport, float, int]] = {}
+        """``node:port`` -> (report, time of receipt, beats of that process)."""
+        self._awaited: dict[int, float] = {}
+        """Task without a report -> when it was first missed."""
+        self._placement: Placement | None = None
+        self.history = TopologyHistory()
+        """Used only by the loop."""
+
+    def receive(self, report: WorkerReport, now: float) -> None:
+        """Store a report; a new process of a slot starts to count at 1. ``now`` is of a :class:`ListeningClock`."""
+        key = f"{report.node}:{report.port}"
+        with self._lock:
+            known = self._reports.get(key)
+            count = known[2] + 1 if known is not None and known[0].pid == report.pid else 1
+            self._reports[key] = (report, now, count)
+        self.history.receive(key, report, now)
+
+    def follow(self, placement: Placement) -> None:
+        """Judge by ``placement`` from now on; reports of other slots, and of former processes, are dropped."""
+        with self._lock:
+            known = self._placement.tokens if self._placement is not None else {}
+            started = {slot for token, slot in placement.tokens.items() if token not in known}
+            wanted = {f"{node}:{port}" for node, port in {*placement.slots.values()} - started}
+            self._reports = {key: found for key, found in self._reports.items() if key in wanted}
+            self._placement = placement
+        self.history.forget({f"{node}:{port}" for node, port in placement.slots.values()})
+
+    def _judged_tasks(self, report: WorkerReport) -> set[int]:
+        """Tasks of a report that its slot still holds."""
+        tasks, placement = {int(task) for task in report.tasks}, self._placement
+        if placement is None:
+            return tasks
+        return {task for task in tasks if placement.slots.get(task) == (report.node, report.port)}
+
+    def beats(self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0) -> TaskBeats:
+        """The liveness record.
+
+        Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no worker has reported
+        ``launch`` seconds after they were first missed.
+        """
+        known = set(tasks)
+        dead: set[int] = set()
+        with self._lock:
+            reports = dict(self._reports)
+            version = self._placement.version if self._placement is not None else -1
+            judged = [(self._judged_tasks(report), now - received) for report, received, _ in reports.values()]
+            named = {task for mine, _ in judged for task in mine}
+            self._awaited = {task: self._awaited.get(task, now) for task in known - named}
+            dead.update(task for task, since in self._awaited.items() if now - since > launch)
+        dead.update(task for mine, silent in judged if silent > timeout for task in mine)
+        dead.difference_update(task for mine, silent in judged if silent <= timeout for task in mine)
+        return TaskBeats(
+            topology_id=self.topology_id,
+            topology_master=self.task,
+            workers={
+                key: WorkerBeat(count=count, silent_ms=int((now - received) * 1000), uptime_secs=report.uptime_secs)
+                for key, (report, received, count) in sorted(reports.items())
+            },
+            dead=encode_ranges(dead & known),
+            version=version,
+            summary=self.history.summary(),
+        )
+
+    def metric_names(self) -> list[str]:
+        """``component:metric`` of all reported metrics."""
+        with self._lock:
+            tasks = [task for report, _, _ in self._reports.values() for task in report.tasks.values()]
+        return sorted({f"{task.component}:{name}" for task in tasks for name in task.metrics})
+
+    def document(self, now: float = 0.0) -> dict[str, Any]:
+        """Statistics of all tasks and workers, and what flows now, for a stats request."""
+        with self._lock:
+            reports = dict(self._reports)
+        flow = self.history.flow(now)
+        tasks: dict[str, Any] = {}
+        workers: dict[str, Any] = {}
+        for key, (report, received, count) in sorted(reports.items(), key=lambda item: item[1][1]):
+            workers[key] = {
+                "pid": report.pid,
+                "host": report.host,
+                "uptime_secs": report.uptime_secs,
+                "version": report.version,
+                "status": report.status,
+                "beats": count,
+                "silent_secs": round(max(0.0, now - received), 1),
+                "restarts": self.history.restarts(key, now),
+                "cpu": flow["cpu"].get(key),
+                "system": report.system,
+            }
+            for task, one in report.tasks.items():
+                tasks[task] = {**msgspec.structs.asdict(one), "node": report.node, "port": report.port}
+                tasks[task] |= flow["tasks"].get(task, {})
+        return {"tasks": tasks, "workers": workers, "components": flow["components"], "edges": flow["edges"]}
 
 
 class TopologyMaster(Runner):

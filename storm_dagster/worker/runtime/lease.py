@@ -6,22 +6,17 @@ a worker that was cut off or frozen must not continue with a stale one.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from storm_dagster.model.clock import boot_clock
-
-
-class SessionClock(Protocol):
-    """The part of a ZooKeeper session that a lease needs."""
-
-    def lease_end(self, session_id: int | None = None) -> float: ...
 
 
 class WorkerLease:
     """Permission to run tasks. Reading is cheap and safe from any thread; only ``ClusterSync`` grants."""
 
-    def __init__(self, session: SessionClock) -> None:
-        self._session = session
+    def __init__(self, lease_end: Callable[[int | None], float]) -> None:
+        """``lease_end(session id)``: boot clock until which that session (``None``: the current one) certainly lives."""
+        self._lease_end = lease_end
         self._owner = 0
         """Session that the worker's node was written under; 0: not granted."""
         self._until = 0.0
@@ -30,7 +25,7 @@ class WorkerLease:
 
     def grant(self, session_id: int) -> None:
         """Start the lease: this session owns the worker's node, and the assignment names the worker."""
-        self._until = self._session.lease_end(session_id)
+        self._until = self._lease_end(session_id)
         self._owner = session_id
 
     def revoke(self) -> None:
@@ -52,7 +47,7 @@ class WorkerLease:
             return True
         # The server may have confirmed the session since. If it is still the same session, the worker's node has
         # existed all the time, and no other worker can have opened the tasks.
-        self._until = end = self._session.lease_end(owner)
+        self._until = end = self._lease_end(owner)
         if now < end:
             return True
         self._owner = 0

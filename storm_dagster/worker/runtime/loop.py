@@ -33,8 +33,8 @@ from storm_dagster.model.wire import (
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
-from storm_dagster.worker.engine.master import TopologyMasterTable
 from storm_dagster.worker.engine.native import NativeEngine
+from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
 from storm_dagster.worker.tasks.runner import fulfill

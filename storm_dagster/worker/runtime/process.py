@@ -109,7 +109,7 @@ def run_worker(path: Path) -> int:
 def _run(
     spec: WorkerSpec, conf: dict[str, Any], topology: TopologySpec, transport: Transport, cluster: StormClusterState
 ) -> int:
-    lease = WorkerLease(lease_of(cluster.session))
+    lease = WorkerLease(lease_of(cluster.session).lease_end)
     reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
     for handler in logging.getLogger().handlers:

@@ -13,7 +13,7 @@ from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
-from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets, wrap_emit
+from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
 from storm_dagster.worker.tasks.drivers import acks_itself, open_state
 from storm_dagster.worker.tasks.named_values import namer_of
@@ -107,11 +107,11 @@ class BoltRunner(Runner):
         """Whether the state is being read."""
         return self._opening is not None
 
-    def close(self) -> None:
+    def close(self, *, retire: bool = False) -> None:
         """As :meth:`Runner.close`, also while the state is being read."""
         if self._opening is not None:
             self._opening.abandon()
-        super().close()
+        super().close(retire=retire)
 
     def _bind(self, bolt: Any) -> Any:
         """Connect the bolt, and return ``execute(batch) -> number of tuples that it took``: fewer if the task crashed.
@@ -239,7 +239,7 @@ class BoltRunner(Runner):
                 stats.acked += taken - bad
             return taken
 
-        sends = wrap_emit(emit, self.conf, self.part, component, task_id, 1, routes)
+        sends = self.wrap_emit(emit, 1)
         bolt._collector = BoltCollector(self, sends, ack, fail, event)
         bolt.context, bolt.conf = self.context, self.conf
         # Without the attribute chain of Bolt.emit, unless the class overrides it.

@@ -17,7 +17,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
-from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_remote
+from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_remote, sent_and_received
 from storm_dagster.worker.dataplane.tree import Ledger, Reason, next_tuple_id
 from storm_dagster.worker.tasks.events import EventDelivery
 from storm_dagster.worker.tasks.state_storage import StateStorage
@@ -260,12 +260,8 @@ class Runner:
         """Whether a thread or process of the task has work, so that the loop may wait for it."""
         return False
 
-    def retire(self) -> None:
-        """Close the task gracefully while the topology continues: it moves, or reopens with another context."""
-        self.close()
-
     def begin_close(self, *, retire: bool) -> None:
-        """Ask the task's thread, if it has one, to end; then call :meth:`close` or :meth:`retire`."""
+        """Ask the task's thread, if it has one, to end; then call :meth:`close`."""
 
     def has_ended(self) -> bool:
         """Whether :meth:`close` has nothing to wait for. Runs the last calls of the task's thread."""
@@ -276,8 +272,9 @@ class Runner:
         Any thread."""
         return []
 
-    def close(self) -> None:
-        """Close the task gracefully."""
+    def close(self, *, retire: bool = False) -> None:
+        """Close the task gracefully. ``retire``: the topology continues, and the task moves, or reopens with another
+        context."""
         if self.instance is not None and self.status == "running":
             self.close_instance()
         self.context.close()
@@ -299,7 +296,7 @@ class Runner:
 
     def restart(self) -> None:
         """Close the component, and create it again in a second; its tuples fail. Only the loop."""
-        self.retire()
+        self.close(retire=True)
         self.status = "starting"
         self._retry_at = self.shared.clock() + 1.0
         self.crashed = False
@@ -340,6 +337,29 @@ class Runner:
         if self.debug:
             _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
         return route
+
+    def wrap_emit(self, emit: Callable[..., Any], stream_at: int) -> Callable[..., Any]:
+        """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test encoding, if the conf or
+        the component asks for any of them. ``stream_at``: index of the stream among the positional arguments."""
+        check = self.conf.get("topology.testing.always.try.serialize")
+        typed = {name: stream for name, stream in self.part.outputs.items() if stream.types}
+        if not (self.debug or check or typed):
+            return emit
+
+        def emit_checked(tup: Any, *rest: Any, **named: Any) -> Any:
+            given = rest[stream_at - 1] if len(rest) >= stream_at else named.get("stream")
+            stream = str(given or "default")
+            if stream in typed:
+                check_types(tup, typed[stream], stream, self.component)
+            if check:
+                tup = sent_and_received(tup, route_of(self.routes, stream, self.component), self.task_id)
+            sent = emit(tup, *rest, **named)
+            if self.debug:
+                what = {**dict(enumerate(rest)), **named} or ""
+                _log.info("%s-%d emits %r %s", self.component, self.task_id, tup, what)
+            return sent
+
+        return emit_checked
 
     def report(self, error: BaseException, where: str) -> None:
         """Count and log an error, and record it among the topology's errors."""

@@ -166,7 +166,7 @@ class ShellRunner(Runner):
                 return False
         return True
 
-    def close(self) -> None:
+    def close(self, *, retire: bool = False) -> None:
         """Kill the program."""
         process, self.process = self.process, None
         if process is not None:
@@ -309,10 +309,10 @@ class ShellBoltRunner(ShellRunner):
         for tup, _ in in_flight.values():
             self.fail(tup, self.reason_of("its program was replaced"))
 
-    def close(self) -> None:
+    def close(self, *, retire: bool = False) -> None:
         """Fail the program's tuples, and kill it."""
         self.drop_tuples()
-        super().close()
+        super().close(retire=retire)
 
 
 class ShellSpoutRunner(ShellRunner, SpoutBase):

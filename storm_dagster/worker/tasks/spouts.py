@@ -10,7 +10,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
-from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets, wrap_emit
+from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
 from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell, Verdict
@@ -139,7 +139,7 @@ class SpoutBase(Runner):
                 at_once.append(tup_id)
             return sent
 
-        self.send = wrap_emit(emit, self.conf, self.part, component, task_id, 2, routes)
+        self.send = self.wrap_emit(emit, 2)
         return self.letters.keeping(self.send)
 
     def deliver_verdicts(self, now: float, notify: Tell) -> bool:
@@ -296,16 +296,17 @@ class SpoutRunner(SpoutBase):
             except self.shared.catches as error:
                 self.on_error(error, name)
 
-    def retire(self) -> None:
-        """Deactivate the spout, and fail its pending tuples: it may return them to its source."""
-        if self.status == "running":
+    def close(self, *, retire: bool = False) -> None:
+        """As :meth:`Runner.close`. A retired spout is deactivated, and its pending tuples fail: it may return them to its
+        source."""
+        if retire and self.status == "running":
             self.deliver_verdicts(self.shared.clock(), self._notify)
             # What it emits in response would never be acked.
             self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
             self.on_active(False)
             for tup_id in self.take_pending():
                 self._notify("lost", tup_id)
-        self.close()
+        super().close(retire=retire)
 
     def _call(self, name: str, *args: Any) -> None:
         if self.status == "running":

@@ -148,21 +148,16 @@ class ThreadMixin(Runner, ABC):
             self.run_loop_calls()
         return ended
 
-    def close(self) -> None:
+    def close(self, *, retire: bool = False) -> None:
         """Detach the thread from the loop. :meth:`begin_close` and a wait for :meth:`has_ended` come first."""
         if self._thread is not None:
             if not self._stopping:
-                self.begin_close(retire=False)
+                self.begin_close(retire=retire)
             if not self.has_ended():
                 where = "".join(f"\n{place}" for _, _, place in self.stuck_calls(float("inf")))
                 self.report(TimeoutError(f"its thread did not end in time and is left behind{where}"), "close")
             self._detached = True
         self.context.close()
-
-    def retire(self) -> None:
-        if self._thread is not None and not self._stopping:
-            self.begin_close(retire=True)
-        self.close()
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
         if self._thread is None or self._thread.ident is None:

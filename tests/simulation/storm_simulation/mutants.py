@@ -114,7 +114,7 @@ def _valid_by_session(original: Callable[..., bool]) -> Callable[..., bool]:
     def valid(self: Any) -> bool:
         # Granted once: for ever, while some session of the process lives.
         if self._owner:
-            self._until = self._session.lease_end()
+            self._until = self._lease_end(None)
         return original(self)
 
     return valid

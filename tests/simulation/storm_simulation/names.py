@@ -28,7 +28,7 @@ MODULES = (
     "storm_dagster.nimbus.daemon",
     "storm_dagster.supervisor.daemon",
     "storm_dagster.worker.runtime.cluster_sync",
-    "storm_dagster.worker.engine.master",
+    "storm_dagster.worker.engine.system",
     "storm_dagster.operations.live.lifecycle",
     "storm_dagster.operations.live.rebalance",
     "storm_dagster.operations.live.healing",

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx as real_httpx
@@ -101,6 +102,19 @@ class HeartbeatFiles:
     @staticmethod
     def read(path: Path) -> Any:
         return _here().host.files.get("beats", {}).get(str(path))
+
+
+class LogService:
+    """None: nobody reads the logs of simulated hosts."""
+
+    url = None
+    announced = SimpleNamespace(run=lambda *_: None)
+
+    def start(self, workers: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
 
 
 class SimulatedLocalizer:
@@ -282,7 +296,7 @@ class SimulatedSupervisor:
         launch = Starter(self.cluster, self.host).launch
 
         def main() -> None:
-            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, launch=launch)
+            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, LogService(), launch)  # type: ignore[arg-type]
             self.daemon.serve(stop)  # type: ignore[arg-type]
             process.kill(0)
 

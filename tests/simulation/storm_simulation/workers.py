@@ -15,7 +15,7 @@ from storm_dagster.model.records import KeptLevels, TaskBeats
 from storm_dagster.model.wire import TaskReport, WorkerReport
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, HeartbeatFile, WorkerSpec
 from storm_dagster.worker.dataplane.placement import Placement
-from storm_dagster.worker.engine.master import ListeningClock, TopologyMasterTable
+from storm_dagster.worker.engine.system import ListeningClock, TopologyMasterTable
 from storm_dagster.worker.runtime import cluster_sync
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.zk.session import lease_of
@@ -246,7 +246,7 @@ class SimulatedWorker:
         except StormDagsterError:
             self.process.kill(1)
             return
-        self.lease = WorkerLease(lease_of(cluster.session))
+        self.lease = WorkerLease(lease_of(cluster.session).lease_end)
         self.loop = ModelLoop(self, self.lease)
         # The loop may ask at any moment: so at the one at which a new session has just come about, too.
         cluster.session.add_listener(lambda _: self.cluster.owners.check(self))
@@ -280,5 +280,5 @@ class SimulatedWorker:
         """True time until which it may run tasks, as its own clock will tell it."""
         if self.process.dead or self.lease is None or not self.lease.granted:
             return 0.0
-        end = max(self.lease._until, self.lease._session.lease_end(self.lease._owner))
+        end = max(self.lease._until, self.lease._lease_end(self.lease._owner))
         return (end - self.host.boot_offset - 1000.0) / (1 + self.host.drift)
