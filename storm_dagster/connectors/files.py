@@ -21,16 +21,15 @@ __all__ = ["FileSink"]
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
 """Stores where a file appears when all of it is written. Elsewhere it gets its name then."""
-_NAME = re.compile(r"-(\d{12})-[0-9a-f]{16}\.\w+$")
+_TOKEN = re.compile(r"-(\d{12})-[0-9a-f]{16}\.\w+$")
 
 
 class FileSink:
-    """Writes each batch to a file of its own below ``url``: ``OWNER-TOKEN-OPENING.jsonl``. Other than local files need their
-    fsspec package; for ``s3://`` the extra ``s3`` has it.
+    """Writes each batch to a file of its own below ``url``. ``s3://`` needs the extra ``s3``, others their fsspec package.
 
-    A file is there with all of its rows or not at all. The newest token of a task is in its newest file: leave that one
-    when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``. The conf has the options of
-    the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
+    A file is there with all of its rows or not at all. The newest token of a task is in the name of its newest file: leave
+    that one when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``. The conf has the
+    options of the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
     """
 
     def __init__(
@@ -42,34 +41,29 @@ class FileSink:
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Find the newest file of the owner. On a file system, an earlier opening of the owner can finish no file any more;
-        object storage has no means for that, there ``SinkBolt`` writes only while its worker's lease is valid."""
+        """Find the newest file of the owner. On a file system, an earlier opening of the owner finishes no file any more;
+        object storage has no means for that, there only the worker's lease ends it."""
         import fsspec
 
+        options = {"use_listings_cache": False, **client_settings(conf, self._prefix)}
         # The error of another file system names its package itself.
         with client_library("s3") if self._url.startswith("s3") else nullcontext():
-            options = {"use_listings_cache": False, **client_settings(conf, self._prefix)}
-            self._fs, self._folder = fsspec.url_to_fs(self._url, **options)
-        fs, me = self._fs, file_name_of(owner)
-        protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
-        self._staging, self._opening = "", secrets.token_hex(8)
-        self._name = me or "part"
-        if not protocols & _WHOLE:
-            self._folder = self._folder.rstrip("/")
-            staging = f"{self._folder}/_staging"
+            fs, folder = fsspec.url_to_fs(self._url, **options)
+        me, self._opening = file_name_of(owner), secrets.token_hex(8)
+        self._fs, self._path, self._staging = fs, f"{folder.rstrip('/')}/{me or 'part'}", ""
+        if _WHOLE.isdisjoint({fs.protocol} if isinstance(fs.protocol, str) else fs.protocol):
+            staging = f"{folder.rstrip('/')}/_staging"
             fs.makedirs(staging, exist_ok=True)
             for earlier in fs.glob(f"{staging}/{me}-*") if me else ():
                 # Renamed as a whole: what is written there now has no path to its name any more.
-                gone = f"{staging}/gone-{secrets.token_hex(8)}"
-                fs.mv(earlier, gone, recursive=True)
+                fs.mv(earlier, gone := f"{staging}/gone-{secrets.token_hex(8)}", recursive=True)
                 fs.rm(gone, recursive=True)
-            self._staging = f"{staging}/{self._name}-{self._opening}"
+            self._staging = f"{staging}/{me or 'part'}-{self._opening}"
             fs.makedirs(self._staging)
         if not owner:
             return None
         fs.invalidate_cache()
-        found = [_NAME.search(path) for path in fs.glob(f"{self._folder}/{me}-*")]
-        return max((int(each[1]) for each in found if each), default=0)
+        return max((int(found[1]) for path in fs.glob(f"{self._path}-*") if (found := _TOKEN.search(path))), default=0)
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Write the file of a batch."""
@@ -83,27 +77,23 @@ class FileSink:
 
         # A row may fit by itself, and not to the rows before it: text below numbers.
         write_or_reject(rows, add, lambda error: True)
-        name = f"{self._name}-{token:012d}-{self._opening}.{self._format}"
-        target = f"{self._folder}/{name}"
+        target = f"{self._path}-{token:012d}-{self._opening}.{self._format}"
         if not self._staging:
             self._fs.pipe_file(target, data)
             return
         try:
-            with self._fs.open(f"{self._staging}/{name}", "wb") as file:
+            with self._fs.open(f"{self._staging}/{token}", "wb") as file:
                 file.write(data)
                 file.flush()
                 if hasattr(file, "fileno"):
                     os.fsync(file.fileno())
-            self._fs.mv(f"{self._staging}/{name}", target)
-            if isinstance(self._fs.protocol, tuple) and "file" in self._fs.protocol:
-                # The name, too, shall survive a power cut.
-                folder = os.open(self._folder, os.O_RDONLY)
-                os.fsync(folder)
-                os.close(folder)
+            self._fs.mv(f"{self._staging}/{token}", target)
         except FileNotFoundError as error:
-            raise Unavailable(
-                f"{self._name} was opened elsewhere, and writes to {self._url} from there: {error}"
-            ) from None
+            raise Unavailable(f"{self._path} was opened elsewhere, and is written from there: {error}") from None
+        if "file" in self._fs.protocol:
+            # The name, too, shall survive a power cut.
+            os.fsync(folder := os.open(os.path.dirname(target), os.O_RDONLY))
+            os.close(folder)
 
     def close(self) -> None:
         """Remove the folder of unfinished files."""
@@ -116,13 +106,12 @@ def file_name_of(owner: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]", lambda found: f"_{ord(found[0]):x}_", owner)
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All fields, in the order in which they come."""
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
 def _jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -137,14 +126,10 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)})
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(table, sink)
+    parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in _columns(rows)}), sink)
     return sink.getvalue().to_pybytes()
 
 
-_FORMATS: dict[str, Callable[[Sequence[Mapping[str, Any]]], bytes]] = {
-    "jsonl": _jsonl,
-    "csv": _csv,
-    "parquet": _parquet,
-}
+_Encode = Callable[[Sequence[Mapping[str, Any]]], bytes]
+_FORMATS: dict[str, _Encode] = {"jsonl": _jsonl, "csv": _csv, "parquet": _parquet}

@@ -53,10 +53,6 @@ class KafkaSink:
         own = {"enable.idempotence": True, "acks": "all", **({"transactional.id": owner} if owner else {})}
         self._producer = Producer({"linger.ms": 5, **settings, **own})
         if not owner:
-            # Fails here if no broker can be reached, or the topic is not there.
-            found = self._producer.list_topics(self._topic, timeout=_SECS).topics[self._topic]
-            if found.error is not None:
-                raise Unavailable(f"topic {self._topic}: {found.error.str()}")
             return None
         self._producer.init_transactions(_SECS)
         self._group = Consumer({**settings, "group.id": owner, "enable.auto.commit": False})

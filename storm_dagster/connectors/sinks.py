@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -27,6 +28,10 @@ class Row:
     """The values of ``record_id`` as text: the same when the row comes again."""
 
 
+_Entry = tuple[Row, list[Tuple]]
+"""A row and its tuple, and copies of this that came while it waited."""
+
+
 class Sink(Protocol):
     """What a :class:`SinkBolt` writes to. Each task has its own copy and its own thread: methods may block."""
 
@@ -36,7 +41,6 @@ class Sink(Protocol):
         ``conf`` is the component's, over the topology's. ``owner`` names the task, and is empty if rows may be written
         twice. Nothing that an earlier connection of the owner began may be written from now on.
         """
-        ...
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Make all rows durable, with the token, or raise.
@@ -45,11 +49,9 @@ class Sink(Protocol):
         written: the call comes again without them. After any other error the sink is closed, and opened again: what
         its :meth:`open` returns tells whether the rows are written.
         """
-        ...
 
     def close(self) -> None:
         """Disconnect, also after an error; it waits for nothing."""
-        ...
 
 
 class Retry(Exception):
@@ -76,8 +78,9 @@ def write_or_reject(
     ``write`` adds rows to those written before, all of them or none. ``is_of_row``: whether an error may be a row's.
     """
     refused: dict[int, str] = {}
-
-    def attempt(first: int, part: Sequence[Row]) -> None:
+    parts = [(0, rows)]
+    while parts:
+        first, part = parts.pop()
         try:
             write(part)
         except Exception as error:
@@ -85,21 +88,11 @@ def write_or_reject(
                 raise
             middle = len(part) // 2
             if middle:
-                attempt(first, part[:middle])
-                attempt(first + middle, part[middle:])
+                parts += [(first + middle, part[middle:]), (first, part[:middle])]
             else:
                 refused[first] = f"{type(error).__name__}: {error}"
-
-    attempt(0, rows)
     if refused:
         raise Rejected(refused)
-
-
-@dataclass(slots=True)
-class _Entry:
-    row: Row
-    tups: list[Tuple]
-    """The tuple, and copies of it that came while it waited."""
 
 
 class SinkBolt(StatefulBolt):
@@ -166,14 +159,14 @@ class SinkBolt(StatefulBolt):
         self._begun = False
         """Whether its token and ids are in a checkpoint."""
         self._told: dict[str, int] = {}
-        self._rows = self._refused = 0
+        self._refused = 0
         self._is_full = True
 
     def process(self, tup: Tuple) -> None:
         """Add the tuple to the batch, and write a full one."""
         name = self._sink_batches.id_of(tup) if self.exactly_once else None
         if name is not None and name in self._known:
-            self._known[name].tups.append(tup)
+            self._known[name][1].append(tup)
             return
         try:
             values = self.row_of(tup)
@@ -182,7 +175,7 @@ class SinkBolt(StatefulBolt):
                 return
             named = self.named(tup) if self._id_fields else {}
             text = "/".join(str(named[each]) for each in self._id_fields) or None
-            entry = _Entry(Row(values, text), [tup])
+            entry = Row(values, text), [tup]
         except Exception as error:
             self._reject([tup], f"{type(error).__name__}: {error}")
             return
@@ -208,16 +201,15 @@ class SinkBolt(StatefulBolt):
 
     def _gathered(self) -> list[Tuple]:
         """Tuples that are not acked, which fail when the task closes."""
-        return [tup for entry in [*self._writing, *self._entries] for tup in entry.tups]
+        return [tup for _, tups in [*self._writing, *self._entries] for tup in tups]
 
     def close(self) -> None:
         """Close the sink; what is gathered is replayed."""
         sink, self._sink = self._sink, None
-        try:
-            if sink is not None:
+        if sink is not None:
+            # A connection that failed may fail once more.
+            with suppress(Exception):
                 sink.close()
-        except Exception as error:
-            self.logger.warning("closing %s failed: %s", type(sink).__name__, error)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -276,12 +268,12 @@ class SinkBolt(StatefulBolt):
     def _write(self) -> bool:
         assert self._sink is not None
         while entries := self._writing:
-            tups = [entry.tups[0] for entry in entries]
+            tups = [copies[0] for _, copies in entries]
             if self.exactly_once and not self._begun and not self._sink_batches.begin(self._token + 1, tups):
                 return False
             self._begun = True
             try:
-                self._sink.write([entry.row for entry in entries], self._token + 1)
+                self._sink.write([row for row, _ in entries], self._token + 1)
             except Rejected as refused:
                 # Without ids of what is not written: a repeated tuple shall be rejected again.
                 self._writing = [entry for at, entry in enumerate(entries) if at not in refused.rows]
@@ -289,7 +281,7 @@ class SinkBolt(StatefulBolt):
                 if len(self._writing) == len(entries):
                     raise InvalidRequest(f"{type(self.sink).__name__} rejects rows that are not there") from refused
                 for at, why in sorted(refused.rows.items()):
-                    self._reject(entries[at].tups, why)
+                    self._reject(entries[at][1], why)
             else:
                 self._token += 1
                 self._finish()
@@ -297,12 +289,10 @@ class SinkBolt(StatefulBolt):
 
     def _finish(self) -> None:
         """Ack what is written."""
-        self._rows += len(self._writing)
-        self._bound().ack_all([tup for entry in self._writing for tup in entry.tups])
+        self._bound().ack_all([tup for _, tups in self._writing for tup in tups])
         self._writing, self._begun = [], False
         if self.exactly_once:
             self._sink_batches.save()
-        self.report_metric("rows_written", self._rows)
 
     def _reject(self, tups: list[Tuple], why: str) -> None:
         if "rejected" in self.context.streams:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -200,3 +202,31 @@ def test_a_million_rows_with_twenty_kills_are_written_once(
     make_sink_rig: MakeSinkRig, conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:
     run(make_sink_rig(1_000_000, conf, "InTable"), db, kills=20)
+
+
+@pytest.mark.zookeeper
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_minutes_without_a_server_lose_and_double_nothing(
+    make_sink_rig: MakeSinkRig, conf: dict[str, Any], db: psycopg.Connection[Any], server: PostgresServer
+) -> None:
+    total = 60_000
+    rig = make_sink_rig(total, conf, "InTable").rig
+    db.execute("create table numbers (key int, n int)")
+    one, two = ("s1", free_port()), ("s2", free_port())
+    rig.assign({one: "1,5-7", two: "2"})
+    processes = [psutil.Process(rig.start(*slot).pid) for slot in (one, two)]
+    eventually(lambda: len(rows_of(db, "numbers")) > total // 4, timeout=60, what="some are written")
+    server.stop()
+    before = [process.memory_info().rss for process in processes]
+    time.sleep(120)
+    after = [process.memory_info().rss for process in processes]
+    assert all(late - early < 32 << 20 for early, late in zip(before, after, strict=True)), (before, after)
+    server.start()
+    path = rig.folder / "acked"
+    eventually(lambda: len(set(path.read_text().split())) == total, timeout=120, what="all numbers are acked")
+    with psycopg.connect(db.info.dsn, password=server.password) as again:
+        assert sorted(n for _, n in rows_of(again, "numbers")) == list(range(total))
+    errors = [one.error for each in rig.cluster.errors_by_component(rig.topology_id).values() for one in each]
+    assert any("rows wait for the sink" in text for text in errors) and server.password not in str(errors)
+    assert "rows wait for the sink" in rig.log(*one) and server.password not in rig.log(*one) + rig.log(*two)

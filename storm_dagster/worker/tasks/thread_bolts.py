@@ -94,7 +94,10 @@ class BlockingBoltRunner(ThreadMixin):
                     continue
             if tup is STOP:
                 return
-            while isinstance(tup, Tuple) and not (self._may_take(bolt) or self._stopping or self.shared.closing):
+            while isinstance(tup, Tuple) and not (
+                (self.may_begin() and not bolt._is_full) or self._stopping or self.shared.closing or self.crashed
+            ):
+                bolt._make_room()
                 time.sleep(0.002)
             self.await_lease()
             if self._detached or self.shared.closing or self.crashed:
@@ -134,20 +137,6 @@ class BlockingBoltRunner(ThreadMixin):
                 self.state.on_idle()
         if batch:
             self.call_in_loop(lambda: self._done(batch, nanos))
-
-    def _may_take(self, bolt: Any) -> bool:
-        """Whether back pressure, and a bolt that may be full itself, let a tuple come."""
-        if not self.may_begin():
-            return False
-        if not bolt._is_full:
-            return True
-        self._calls[0] = (time.perf_counter(), "write", None)
-        try:
-            bolt._make_room()
-        except self.shared.catches as error:
-            self.on_error(error, "write")
-        self._calls.clear()
-        return self.crashed or not bolt._is_full
 
     def _rest(self, emitted: int) -> None:
         if self.held and self._emitted > emitted + 1:
