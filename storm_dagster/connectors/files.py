@@ -72,10 +72,10 @@ class FileSink:
 
         def add(part: Sequence[Row]) -> None:
             nonlocal data
+            # A row may fit by itself, and not to the rows before it: text below numbers.
             data = _FORMATS[self._format]([*kept, *(row.values for row in part)])
             kept.extend(row.values for row in part)
 
-        # A row may fit by itself, and not to the rows before it: text below numbers.
         write_or_reject(rows, add, lambda error: True)
         target = f"{self._path}-{token:012d}-{self._opening}.{self._format}"
         if not self._staging:

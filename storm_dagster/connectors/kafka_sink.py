@@ -15,8 +15,6 @@ __all__ = ["KafkaSink"]
 
 _SECS = 30.0
 """Longest wait for an answer of the brokers, after which the batch is tried again."""
-_OVERHEAD = 512
-"""Bytes that a broker counts for a message, beside key and value; generous."""
 
 
 class KafkaSink:
@@ -39,8 +37,7 @@ class KafkaSink:
         *,
         prefix: str = "kafka.",
     ) -> None:
-        self._prefix = prefix
-        self._topic, self._key, self._value = topic, key, value
+        self._topic, self._key, self._value, self._prefix = topic, key, value, prefix
         self._producer: Any = None
         self._group: Any = None
 
@@ -49,7 +46,8 @@ class KafkaSink:
         with client_library("kafka"):
             from confluent_kafka import Consumer, Producer, TopicPartition
         settings = client_settings(conf, self._prefix)
-        self._most_bytes = int(settings.get("message.max.bytes", 1_000_000)) - _OVERHEAD
+        # Brokers count more than key and value.
+        self._most_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
         own = {"enable.idempotence": True, "acks": "all", **({"transactional.id": owner} if owner else {})}
         self._producer = Producer({"linger.ms": 5, **settings, **own})
         if not owner:
@@ -64,14 +62,13 @@ class KafkaSink:
         """Send all rows, and wait until the brokers have them."""
         messages: list[tuple[bytes | None, bytes | None]] = []
         write_or_reject(rows, lambda part: messages.extend([self._message(row) for row in part]), lambda error: True)
-        if self._group is None:
-            self._send(messages)
-            return
-        self._producer.begin_transaction()
+        if self._group is not None:
+            self._producer.begin_transaction()
         self._send(messages)
-        self._token.offset = token
-        self._producer.send_offsets_to_transaction([self._token], self._group.consumer_group_metadata(), _SECS)
-        self._producer.commit_transaction(_SECS)
+        if self._group is not None:
+            self._token.offset = token
+            self._producer.send_offsets_to_transaction([self._token], self._group.consumer_group_metadata(), _SECS)
+            self._producer.commit_transaction(_SECS)
 
     def close(self) -> None:
         """Drop what is not sent, and disconnect."""
@@ -100,5 +97,4 @@ class KafkaSink:
             self._producer.produce(self._topic, value=value, key=key, on_delivery=delivered)
         left = self._producer.flush(_SECS)
         if errors or left:
-            why = errors[0] if errors else f"{left} messages wait"
-            raise Unavailable(f"topic {self._topic} has not taken a batch: {why}")
+            raise Unavailable(f"topic {self._topic} has not taken a batch: {[*errors, f'{left} messages wait'][0]}")

@@ -12,7 +12,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["PostgresSink"]
 
-_RECORD_ID = "record_id"
+_RECORD_ID, _TOKENS = "record_id", "storm_sink_tokens"
 _SETTINGS: dict[str, Any] = {
     **{"application_name": "storm_dagster", "connect_timeout": 10, "tcp_user_timeout": 30_000},
     **{"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4},
@@ -27,23 +27,17 @@ class PostgresSink:
 
     A row with the ``key`` (columns of a unique constraint) of another one replaces it. The default key is the column
     ``record_id``, which gets the row's id; with ``exactly_once`` there is none, and rows are only inserted. Then the newest
-    token of each task is a row of ``token_table``, which is created if it is missing, in the transaction of the rows.
+    token of each task is a row of the table ``storm_sink_tokens``, which is created if it is missing, in the transaction of
+    the rows.
 
     The conf has the connection's parameters below ``prefix``: ``postgres.host``, ``postgres.dbname``,
     ``postgres.password.file`` and any other one of libpq. Maps are written as ``jsonb``, lists as arrays. Rows that break a
     constraint or do not fit their columns are rejected.
     """
 
-    def __init__(
-        self,
-        table: str,
-        key: str | Sequence[str] | None = None,
-        *,
-        token_table: str = "storm_sink_tokens",
-        prefix: str = "postgres.",
-    ) -> None:
-        self._table, self._token_table, self._prefix = table, token_table, prefix
-        self._key = [key] if isinstance(key, str) else list(key or ())
+    def __init__(self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres.") -> None:
+        self._table, self._prefix = table, prefix
+        self._key = [key] if isinstance(key, str) else list(key)
         self._db: Any = None
         self._owner, self._epoch = "", 0
 
@@ -59,7 +53,7 @@ class PostgresSink:
             return None
         with self._db.transaction():
             self._db.execute(_LIMITS)
-            if self._db.execute("select to_regclass(%s)", [self._token_table]).fetchone() == (None,):
+            if self._db.execute("select to_regclass(%s)", [_TOKENS]).fetchone() == (None,):
                 columns = "(owner text primary key, token bigint not null, epoch bigint not null)"
                 self._run(f"create table if not exists {{}} {columns}")
             # The epoch of this connection: an earlier one of the owner writes nothing any more.
@@ -85,7 +79,7 @@ class PostgresSink:
     def _run(self, statement: str, *values: Any) -> Any:
         """Run a statement on the table of tokens."""
         sql = self._psycopg.sql
-        return self._db.execute(sql.SQL(statement).format(sql.Identifier(*self._token_table.split("."))), values)
+        return self._db.execute(sql.SQL(statement).format(sql.Identifier(_TOKENS)), values)
 
     def _is_of_row(self, error: Exception) -> bool:
         pg = self._psycopg
@@ -112,14 +106,9 @@ class PostgresSink:
 
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
         sql = self._psycopg.sql
-        columns, ids = (sql.SQL(", ").join(map(sql.Identifier, each)) for each in (names, key))
         rest = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in names if name not in key]
-        action = "do update set {rest}" if rest else "do nothing"
-        text = "insert into {table} ({columns}) values ({values})" + (f" on conflict ({{ids}}) {action}" if key else "")
-        return sql.SQL(text).format(
-            table=sql.Identifier(*self._table.split(".")),
-            columns=columns,
-            values=sql.SQL(", ").join([sql.Placeholder()] * len(names)),
-            ids=ids,
-            rest=sql.SQL(", ").join(rest),
-        )
+        action = "do update set {4}" if rest else "do nothing"
+        text = "insert into {0} ({1}) values ({2})" + (f" on conflict ({{3}}) {action}" if key else "")
+        columns, ids = (map(sql.Identifier, each) for each in (names, key))
+        lists = (columns, [sql.Placeholder()] * len(names), ids, rest)
+        return sql.SQL(text).format(sql.Identifier(*self._table.split(".")), *map(sql.SQL(", ").join, lists))

@@ -57,8 +57,8 @@ class Sink(Protocol):
 class Retry(Exception):
     """The sink takes nothing now: spouts are held back, and the write comes again ``after`` seconds."""
 
-    def __init__(self, after: float, why: str = "the sink is busy") -> None:
-        super().__init__(f"{why}; tried again after {after:g} s")
+    def __init__(self, after: float, why: str = "it is busy") -> None:
+        super().__init__(why)
         self.after: float = after
 
 
@@ -121,13 +121,11 @@ class SinkBolt(StatefulBolt):
     batch_rows: ClassVar[int] = 1000
     batch_bytes: ClassVar[int] = 4 << 20
     batch_secs: ClassVar[float] = 1.0
-    _keeps_state: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.exactly_once and not cls.record_id:
             raise InvalidTopology(f"{cls.__name__} is exactly_once without ids: set record_id to the fields of one")
-        cls._keeps_state = cls.exactly_once
         cls.message_id = cls.record_id if cls.exactly_once else None
 
     @classmethod
@@ -170,20 +168,19 @@ class SinkBolt(StatefulBolt):
             return
         try:
             values = self.row_of(tup)
-            if values is None:
-                self.ack(tup)
-                return
             named = self.named(tup) if self._id_fields else {}
             text = "/".join(str(named[each]) for each in self._id_fields) or None
-            entry = Row(values, text), [tup]
         except Exception as error:
             self._reject([tup], f"{type(error).__name__}: {error}")
             return
+        if values is None:
+            self.ack(tup)
+            return
         if not self._entries:
             self._since = self.context.now_ms()
-        self._entries.append(entry)
+        self._entries.append((Row(values, text), [tup]))
         if name is not None:
-            self._known[name] = entry
+            self._known[name] = self._entries[-1]
         self._size += sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
         if len(self._entries) >= self.batch_rows or self._size >= self.batch_bytes:
             self._write_batch()
@@ -297,9 +294,8 @@ class SinkBolt(StatefulBolt):
     def _reject(self, tups: list[Tuple], why: str) -> None:
         if "rejected" in self.context.streams:
             self.emit([self.named(tups[0]), why], stream="rejected", anchors=tups)
-        ack: Callable[[Tuple], None] = self._sink_batches.ack_unapplied if self.exactly_once else self.ack
         for tup in tups:
-            ack(tup)
+            self._sink_batches.ack_unapplied(tup) if self.exactly_once else self.ack(tup)
         self._refused += 1
         self.report_metric("rows_rejected", self._refused)
         self._tell(InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}"))
@@ -307,9 +303,10 @@ class SinkBolt(StatefulBolt):
     def _tell(self, error: Exception) -> None:
         """Report an error, those of a type once a minute."""
         now, kind = self.context.now_ms(), type(error).__name__
-        if now < self._told.get(kind, 0):
-            return
-        self._told[kind] = now + _TELL_MS
-        if not isinstance(error, InvalidRequest | MissingPart):
-            error = Unavailable(f"{len(self._writing)} rows wait for the sink, which is tried again: {kind}: {error}")
-        self.raise_exception(error)
+        if now >= self._told.get(kind, 0):
+            self._told[kind] = now + _TELL_MS
+            if not isinstance(error, InvalidRequest | MissingPart):
+                error = Unavailable(
+                    f"{len(self._writing)} rows wait for the sink, which is tried again: {kind}: {error}"
+                )
+            self.raise_exception(error)

@@ -117,7 +117,7 @@ def run(topology: type[Topology], numbers: Sequence[Any], secs: float = 4.0, tim
         return result
 
 
-FEW = settings(max_examples=max(4, settings().max_examples // 2))
+FEW = settings(max_examples=max(4, settings().max_examples // 4))
 PLAN = st.lists(
     st.sampled_from(["ok", "retry", "before", "after", "away", "exit before", "exit after"]), min_size=1, max_size=9
 )

@@ -26,7 +26,7 @@ def open_state(bolt: Any, runner: Runner, *, inline: bool = False) -> StateOpeni
         from storm_dagster.worker.tasks.windows import WindowDriver
 
         bolt._driver = windows = WindowDriver(bolt, runner)
-    elif not hasattr(type(bolt), "process_again") or not getattr(bolt, "_keeps_state", True):
+    elif not hasattr(type(bolt), "process_again") or not getattr(bolt, "exactly_once", True):
         return None
     from storm_dagster.worker.tasks.state_opening import StateOpening
 
