@@ -93,10 +93,29 @@ class Note(Bolt):
         self.seen.append(tup.values)
 
 
+class NoteLater(Bolt):
+    """Takes nothing at the first time."""
+
+    tries: ClassVar[Counter[int]] = Counter()
+
+    def process(self, tup: Any) -> None:
+        n = tup.values[0]["n"]
+        self.tries[n] += 1
+        if self.tries[n] == 1:
+            raise ConnectionError("later")
+        Note.seen.append(tup.values)
+
+
 class Once(Topology):
     numbers = Numbers.spec()
     write = WriteOnce.spec(inputs={numbers: Grouping.fields("key")}, par=2)
     note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+
+
+class OnceLater(Topology):
+    numbers = Numbers.spec()
+    write = WriteOnce.spec(inputs={numbers: Grouping.fields("key")})
+    note = NoteLater.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
 class Often(Topology):
@@ -152,6 +171,17 @@ def test_a_row_that_comes_twice_is_written_once() -> None:
     STORE = Store()
     result = run(Once, [1, 2, 1, *range(20), 1, 2])
     assert len(result.acked["numbers"]) == 25 and Counter(STORE.rows) == Counter(set(range(20)) - REFUSED)
+
+
+@pytest.mark.parametrize("plan", [[], ["exit after", "ok"]])
+def test_a_rejected_row_whose_reader_failed_is_rejected_again(plan: list[str]) -> None:
+    """Although the rows beside it are written, and are not written again."""
+    global STORE
+    STORE = Store(plan)
+    NoteLater.tries.clear()
+    result = run(OnceLater, range(10, 20), times=30)
+    assert len(result.acked["numbers"]) == 10 and Counter(STORE.rows) == Counter(set(range(10, 20)) - REFUSED)
+    assert {row["n"] for row, _ in Note.seen} == {13, 14}
 
 
 def test_a_batch_has_a_number_of_rows_of_bytes_and_an_age() -> None:
