@@ -102,7 +102,8 @@ class SinkBolt(StatefulBolt):
     counts as eight), or is ``batch_secs`` old. While the sink cannot be reached, the task takes no tuples, so that spouts are
     held back; the batch is tried again every 0.5 to 10 s, and the error is reported once a minute.
 
-    Rows that the sink refuses are emitted one by one on the stream ``rejected``, with the reason, and acked.
+    Rows that the sink refuses are emitted one by one on the stream ``rejected``, with the reason, and acked; if nothing
+    reads the stream, they fail, and become dead letters.
 
     With ``exactly_once`` each row is written once, if the sink keeps tokens: a checkpoint of the batch's token and ids, the
     write, the acks. It needs a ``record_id``, and inputs grouped by fields unless the bolt has one task; state is kept in
@@ -134,19 +135,28 @@ class SinkBolt(StatefulBolt):
         return {"topology.tick.tuple.freq.secs": cls.batch_secs / 2}
 
     @classmethod
-    def _checked_kind(cls) -> str:
+    def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], Any]) -> None:
+        """Check that there is a sink, and that each input has the fields of ``record_id``; else :class:`InvalidTopology`."""
         if not hasattr(cls, "sink"):
-            raise InvalidTopology(f"{cls.__name__} has no sink: set sink = ... in its class")
-        return super()._checked_kind()
+            raise InvalidTopology(f"{owner}: {cls.__name__} has no sink: set sink = ... in its class")
+        for (component, stream), spec in inputs.items():
+            if missing := [name for name in cls._id_fields() if name not in spec.fields]:
+                has = ", ".join(spec.fields)
+                raise InvalidTopology(
+                    f"{owner}: record_id is {missing[0]!r}, but {stream!r} of {component!r} has: {has}"
+                )
+
+    @classmethod
+    def _id_fields(cls) -> list[str]:
+        return [cls.record_id] if isinstance(cls.record_id, str) else list(cls.record_id or ())
 
     def row_of(self, tup: Tuple) -> Mapping[str, Any] | None:
-        """The values to write: by default those of the tuple, by field. ``None``: nothing. A tuple for which it raises
-        is rejected."""
+        """The values to write: by default those of the tuple, by field. ``None``: nothing. If it raises, the tuple fails."""
         return self.named(tup)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Begin without a connection: the first tuple or tick makes it."""
-        self._id_fields = [self.record_id] if isinstance(self.record_id, str) else list(self.record_id or ())
+        self._is_read = bool(context["stream->target->grouping"].get("rejected"))
         self._sink: Sink | None = None
         self._entries: list[_Entry] = []
         self._known: dict[Any, _Entry] = {}
@@ -166,22 +176,19 @@ class SinkBolt(StatefulBolt):
         if name is not None and name in self._known:
             self._known[name][1].append(tup)
             return
-        try:
-            values = self.row_of(tup)
-            named = self.named(tup) if self._id_fields else {}
-            text = "/".join(str(named[each]) for each in self._id_fields) or None
-        except Exception as error:
-            self._reject([tup], f"{type(error).__name__}: {error}")
-            return
+        values = self.row_of(tup)
         if values is None:
             self.ack(tup)
             return
+        size = sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
+        named = self.named(tup) if self.record_id else {}
+        text = "/".join(str(named[each]) for each in self._id_fields()) or None
         if not self._entries:
             self._since = self.context.now_ms()
         self._entries.append((Row(values, text), [tup]))
         if name is not None:
             self._known[name] = self._entries[-1]
-        self._size += sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
+        self._size += size
         if len(self._entries) >= self.batch_rows or self._size >= self.batch_bytes:
             self._write_batch()
 
@@ -292,10 +299,15 @@ class SinkBolt(StatefulBolt):
             self._sink_batches.save()
 
     def _reject(self, tups: list[Tuple], why: str) -> None:
-        if "rejected" in self.context.streams:
+        if self._is_read:
             self.emit([self.named(tups[0]), why], stream="rejected", anchors=tups)
         for tup in tups:
-            self._sink_batches.ack_unapplied(tup) if self.exactly_once else self.ack(tup)
+            if not self._is_read:
+                self.fail(tup, reason=why)
+            elif self.exactly_once:
+                self._sink_batches.ack_unapplied(tup)
+            else:
+                self.ack(tup)
         self._refused += 1
         self.report_metric("rows_rejected", self._refused)
         self._tell(InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, Spout, Topology
+from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder
 from storm_dagster.connectors import Rejected, Retry, Row, SinkBolt
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
 from storm_dagster.model.errors import InvalidTopology
@@ -223,13 +223,26 @@ def test_a_sink_that_is_away_is_told_once_a_minute_and_holds_its_tuples_back() -
         assert len(result.acked["numbers"]) == 50 and sorted(STORE.rows) == list(range(100, 150))
 
 
-def test_a_row_that_cannot_be_made_is_rejected_and_one_that_is_none_is_acked() -> None:
+def test_a_row_that_cannot_be_made_fails_and_one_that_is_none_is_acked() -> None:
     global STORE
-
     STORE = Store()
-    result = run(Odd, range(4))
-    assert len(result.acked["numbers"]) == 4 and STORE.rows == [2, 3]
-    assert [[row["n"], why] for row, why in Note.seen] == [[0, "ZeroDivisionError: division by zero"]]
+    with TopologyHarness(Odd, {"numbers": [["k", n] for n in range(4)]}, simulated=True) as harness:
+        result = harness.advance(4)
+    assert sorted(result.acked["numbers"]) == [1, 2, 3] and result.failed["numbers"] == [0] and STORE.rows == [2, 3]
+
+
+@pytest.mark.parametrize("topology", [Once, Often])
+def test_refused_rows_fail_if_nothing_reads_them(topology: type[Topology]) -> None:
+    global STORE
+    STORE = Store()
+    with TopologyHarness(topology, {"numbers": [["k", n] for n in range(40)]}, simulated=True) as harness:
+        harness.run()
+        # The harness reads all streams. Rows of the first batches came before this.
+        for task in harness.tasks("write"):
+            task._is_read = False
+        harness.give("numbers", ["k", 33], ["k", 50])
+        result = harness.advance(4)
+    assert 40 in result.failed["numbers"] and 41 in result.acked["numbers"] and 50 in STORE.rows
 
 
 class WriteOdd(Write):
@@ -247,6 +260,17 @@ class Odd(Topology):
 def test_exactly_once_needs_ids_and_a_sink_with_tokens() -> None:
     with pytest.raises(InvalidTopology, match="set record_id"):
         type("Bad", (SinkBolt,), {"exactly_once": True})
+    with pytest.raises(InvalidTopology, match="'table': record_id is 'nn', but 'default' of 'numbers' has: key, n"):
+        build(type("Wrong", (Write,), {"record_id": "nn"}))
+    with pytest.raises(InvalidTopology, match="has no sink: set sink"):
+        build(type("Nothing", (SinkBolt,), {}))
+
+
+def build(bolt: type[SinkBolt]) -> Any:
+    builder = TopologyBuilder("t")
+    numbers = builder.set_spout("numbers", Numbers)
+    builder.set_bolt("table", bolt, inputs=[numbers])
+    return builder.build()
 
 
 # -- the batches in a log -------------------------------------------------------------------------------------
