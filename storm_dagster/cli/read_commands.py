@@ -266,6 +266,7 @@ def show(invocation: Invocation, name: str) -> None:
         for component, part in document["components"].items()
         for task, metrics in (part.get("metrics") or {}).items()
         for metric, value in sorted(metrics.items())
+        if metric != "lag_by_partition"
     ]
     if reported:
         print_table("metrics", "task component metric value", reported)
@@ -300,6 +301,13 @@ def _print_loads(document: dict[str, Any]) -> None:
     ]
     if rows:
         print_table("components", "component waiting capacity lag latency p50_ms p95_ms p99_ms", rows)
+    lags = [
+        (component, partition, *lag)
+        for component, part in sorted(document["components"].items())
+        for partition, lag in part.get("lag_by_partition", {}).items()
+    ]
+    if lags:
+        print_table("lag", "component partition records seconds", lags)
     if document.get("back_pressure"):
         click.echo(
             f"back pressure: {document['back_pressure']} of {len(document['workers'])} workers hold the spouts back"

@@ -18,7 +18,7 @@ def test_a_line_for_each_kind_of_latency(capsys: pytest.CaptureFixture[str]) -> 
     document = {
         "components": {
             "count": part(waiting=7, capacity=0.75, latency={"execute": found, "process": found}),
-            "idle": part(lag=12),
+            "idle": part(lag=12, lag_by_partition={"orders[0]": [12, 3.5], "orders[1]": [0, None]}),
             "__acker": part(),
         },
         "back_pressure": 1,
@@ -27,6 +27,8 @@ def test_a_line_for_each_kind_of_latency(capsys: pytest.CaptureFixture[str]) -> 
     _print_loads(document)
     printed = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "│" in line]
+    rows, lags = rows[:-2], rows[-2:]
+    assert lags == [["idle", "orders[0]", "12", "3.50"], ["idle", "orders[1]", "0", "-"]]
     assert rows[-3:] == [
         ["count", "7", "0.75", "-", "execute", "1.25", "20", "31.50"],
         ["count", "7", "0.75", "-", "process", "1.25", "20", "31.50"],

@@ -137,11 +137,14 @@ def reported(component: str, *, waiting: int = 0, metrics: dict[str, float] | No
     )
 
 
+LAGS = {"lag": 12, "lag_by_partition": {"orders[1]": [0, None], "orders[0]": [12, 1.5], "x": "y", "z": [1, "2"]}}
+
+
 def test_a_component_is_the_merger_of_its_tasks() -> None:
     page = snapshot_of(
         reported("count", waiting=3, fast=1.0),
         reported("count", waiting=4, fast=1.0, slow=100.0),
-        reported("lines", default=20.0, metrics={"lag": 12}),
+        reported("lines", default=20.0, metrics=LAGS),
     )
     count = page.components["count"].load_document()
     assert (count["waiting"], count["lag"]) == (7, None)
@@ -151,6 +154,7 @@ def test_a_component_is_the_merger_of_its_tasks() -> None:
     assert count["stream_latency"]["lines:fast"]["process"]["p99_ms"] == pytest.approx(1, rel=0.05)
     assert count["stream_latency"]["lines:slow"]["process"]["p50_ms"] == pytest.approx(100, rel=0.05)
     lines = page.components["lines"].load_document()
+    assert lines["lag_by_partition"] == {"orders[0]": (12, 1.5), "orders[1]": (0, None)}, "what is no lag is left out"
     assert lines["lag"] == 12 and lines["latency"]["complete"]["p50_ms"] == pytest.approx(20, rel=0.05)
     assert page.back_pressure == 1
 
@@ -159,7 +163,7 @@ def test_prometheus_gets_histograms_by_component() -> None:
     page = snapshot_of(
         reported("count", waiting=3, fast=1.0),
         reported("count", slow=100.0),
-        reported("lines", default=20.0, metrics={"lag": 12}),
+        reported("lines", default=20.0, metrics=LAGS),
     )
 
     class Once:
@@ -183,6 +187,12 @@ def test_prometheus_gets_histograms_by_component() -> None:
         for name in ("waiting_tuples", "lag", "capacity")
         for one in families[f"storm_component_{name}"].samples
     }
+    behind = {
+        (one.name.rpartition("_")[2], one.labels["partition"]): one.value
+        for name in ("storm_source_lag_records", "storm_source_lag_seconds")
+        for one in families[name].samples
+    }
+    assert behind == {("records", "orders[0]"): 12, ("records", "orders[1]"): 0, ("seconds", "orders[0]"): 1.5}
     assert loads == {
         ("waiting_tuples", "count"): 3,
         ("waiting_tuples", "lines"): 0,

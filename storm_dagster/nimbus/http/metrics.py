@@ -152,6 +152,14 @@ def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric
         shown = [(labels, getattr(part, row["of"])) for labels, part in parts if row.get("kind") in (None, part.kind)]
         numbers = {labels: number for labels, number in shown if number is not None}
         yield _gauges(name, row["text"], "topology component", numbers)
+    for index, (name, row) in enumerate(_TABLE["partitions"].items()):
+        lags = {
+            (*labels, partition): number
+            for labels, part in parts
+            for partition, lag in part.lag_by_partition.items()
+            if (number := lag[index]) is not None
+        }
+        yield _gauges(name, row["text"], "topology component partition", lags)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

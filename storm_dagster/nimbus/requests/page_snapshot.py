@@ -55,6 +55,11 @@ class ExecutorSnapshot:
         return totals.executed * totals.execute_ms / (secs * 1000)
 
 
+PartitionLag = tuple[float | None, float | None]
+"""Records and seconds that a source is behind."""
+_NUMBER = int | float | None
+
+
 @dataclass(frozen=True)
 class ComponentSnapshot:
     """One component with its executors; its statistics are the sums of theirs."""
@@ -67,6 +72,8 @@ class ComponentSnapshot:
     """Newest first."""
     lag: float | None = None
     """Sum of the metrics named ``lag`` of its tasks; ``None`` without any."""
+    lag_by_partition: Mapping[str, PartitionLag] = field(default_factory=dict)
+    """Of a source."""
 
     @property
     def waiting(self) -> int:
@@ -81,6 +88,7 @@ class ComponentSnapshot:
             "waiting": self.waiting,
             "capacity": round(self.capacity, 3),
             "lag": self.lag,
+            "lag_by_partition": dict(self.lag_by_partition),
             "latency": recent.percentiles(),
             "stream_latency": {key: found for key in keys if (found := recent.stream_percentiles(key))},
         }
@@ -245,6 +253,7 @@ def snapshot_topology(
             ),
             errors=tuple(by_component.get(component_id, ())),
             lag=_lag(reported_tasks.get(str(task)) for task in table.components[component_id].ids),
+            lag_by_partition=lag_by_partition(reported_tasks, table.components[component_id].ids),
         )
     return TopologySnapshot(
         id=topology.id,
@@ -355,6 +364,18 @@ def _executor(
         reported=bool(entries),
         waiting=sum(int(entry.get("waiting") or 0) for entry in entries),
     )
+
+
+def lag_by_partition(reported: Mapping[str, Any], tasks: Iterable[int]) -> dict[str, PartitionLag]:
+    """Lag of the partitions that these tasks read, in order of their names."""
+    found: dict[str, PartitionLag] = {}
+    for task in tasks:
+        lags = ((reported.get(str(task)) or {}).get("metrics") or {}).get("lag_by_partition")
+        for name, lag in lags.items() if isinstance(lags, Mapping) else ():
+            # A user's component may report anything under this name.
+            if isinstance(lag, list | tuple) and len(lag) == 2 and all(isinstance(one, _NUMBER) for one in lag):
+                found[str(name)] = (lag[0], lag[1])
+    return dict(sorted(found.items()))
 
 
 def _lag(entries: Iterable[Mapping[str, Any] | None]) -> float | None:

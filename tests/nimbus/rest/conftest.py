@@ -36,6 +36,7 @@ class Lines(Spout):
             self.number += 1
             self.emit(["a b a"], tup_id=self.number)
             self.report_metric("lag", 200 - self.number)
+            self.report_metric("lag_by_partition", {"orders[0]": [200 - self.number, 1.5]})
 
 
 class Split(Bolt):

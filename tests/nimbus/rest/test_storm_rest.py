@@ -101,7 +101,11 @@ def test_metrics_lag_and_graph_name_every_component(stage: Stage) -> None:
     assert spout["emitted"][0]["stream_id"] == "default"
     count = next(one for one in metrics["bolts"] if one["id"] == "count/all")
     assert count["executed"][0]["component_id"] == "split"
-    assert stage.get(f"/topology/{stage.id}/lag")["lines"]["spoutLagResult"]["totalLag"] == 0
+    lag = stage.get(f"/topology/{stage.id}/lag")["lines"]["spoutLagResult"]
+    assert (lag["totalLag"], lag["partitions"]) == (0, {"orders[0]": [0, 1.5]})
+    shown = stage.http.get(f"/v1/topologies/{stage.id}").json()["components"]
+    assert shown["lines"]["lag_by_partition"] == {"orders[0]": [0, 1.5]} and not shown["split"]["lag_by_partition"]
+    assert "orders[0]" in stage.http.get("/topologies/wc", headers={"Accept": "text/html"}).text
     graph = stage.get(f"/topology/{stage.id}/visualization")
     assert set(graph) == {"lines", "split", "count/all"}
     (edge,) = graph["count/all"][":inputs"]

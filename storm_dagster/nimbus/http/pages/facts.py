@@ -104,6 +104,7 @@ class PageFacts:
             "charts": self._charts(topology, focus, day, now),
             "tasks": tasks[:_MOST_TASKS],
             "more_tasks": max(0, len(tasks) - _MOST_TASKS),
+            "lags": flow.lags(focus)[:_MOST_TASKS],
             "metrics": flow.metrics(focus)[:_MOST_TASKS],
             "workers": flow.workers(Links(view)),
             "events": timeline(topology, errors, self._nimbus.dagster.run_url),

@@ -12,6 +12,7 @@ from storm_dagster.model.records import TaskError, TaskTable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links
+from storm_dagster.nimbus.requests.page_snapshot import lag_by_partition
 from storm_dagster.operations.read.diagnosing import findings_of
 
 COLUMNS = {
@@ -68,6 +69,19 @@ class TopologyFlow:
             for name in names
         }
         self.edges = self._edges(spec)
+
+    def lags(self, focus: str) -> list[tuple[str, str, float | None, float | None]]:
+        """(component, partition, records, seconds) of what sources are behind, the most first."""
+        names = [focus] if focus else self.rows
+        reported: Mapping[str, Any] = self._stats.get("tasks") or {}
+        found = [
+            (name, partition, *lag)
+            for name in names
+            for partition, lag in lag_by_partition(
+                reported, [task for task, of in self._tasks.items() if of == name]
+            ).items()
+        ]
+        return sorted(found, key=lambda row: -(row[2] or 0))
 
     def _edges(self, spec: TopologySpec | None) -> dict[tuple[str, str, str], float]:
         """(source, target, stream) -> tuples per second; without the submitted topology those on which something flows."""
@@ -155,6 +169,7 @@ class TopologyFlow:
             for task, name in sorted(self._tasks.items(), key=lambda item: (item[1], item[0]))
             if component in ("", name)
             for metric, value in sorted((known.get(str(task), {}).get("metrics") or {}).items())
+            if metric != "lag_by_partition"
         ]
 
     def workers(self, links: Links) -> list[dict[str, Any]]:

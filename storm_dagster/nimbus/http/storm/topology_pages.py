@@ -12,7 +12,12 @@ from storm_dagster.model.records import TaskError
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
 from storm_dagster.nimbus.http.storm.formats import Links, format_fixed, pretty_secs, short_error, window_hint
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, ExecutorSnapshot, TopologySnapshot
+from storm_dagster.nimbus.requests.page_snapshot import (
+    ComponentSnapshot,
+    ExecutorSnapshot,
+    TopologySnapshot,
+    lag_by_partition,
+)
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.rows import fields_of
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, split_input
@@ -119,7 +124,11 @@ class TopologyPages:
             component: {
                 "spoutId": component,
                 "spoutType": "STORM_DAGSTER",
-                "spoutLagResult": {"totalLag": sum(by_task.values()), "tasks": by_task},
+                "spoutLagResult": {
+                    "totalLag": sum(by_task.values()),
+                    "tasks": by_task,
+                    "partitions": lag_by_partition(view_stats.get("tasks") or {}, map(int, by_task)),
+                },
             }
             for component, by_task in sorted(lags.items())
         }
