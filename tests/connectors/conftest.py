@@ -1,4 +1,4 @@
-"""Workers that write to a sink, and brokers."""
+"""Workers that write to a sink."""
 
 from __future__ import annotations
 
@@ -27,13 +27,3 @@ def make_sink_rig(
     yield make
     for each in made:
         each.rig.stop()
-
-
-@pytest.fixture(scope="session")
-def kafka() -> Iterator[object]:
-    """Brokers of ``KAFKA_BOOTSTRAP``, else librdkafka's."""
-    from storm_rigs.kafka import KafkaRig
-
-    rig = KafkaRig()
-    yield rig
-    rig.close()

@@ -166,6 +166,13 @@ def table(records: str) -> TaskTable:
     )
 
 
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaRig]:
+    rig = KafkaRig()
+    yield rig
+    rig.close()
+
+
 @pytest.fixture
 def make(
     tmp_path: Path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +16,13 @@ from storm_dagster.testing.waiting import eventually
 from storm_rigs.kafka import REAL, KafkaRig
 
 GROUP = "harness.records"
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaRig]:
+    rig = KafkaRig()
+    yield rig
+    rig.close()
 
 
 @pytest.fixture(autouse=True)
