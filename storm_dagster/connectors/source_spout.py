@@ -17,9 +17,10 @@ from storm_dagster.model.groupings import reader_of
 
 __all__ = ["SourceSpout"]
 
+_from_json = msgspec.json.Decoder().decode
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    "json": lambda raw: msgspec.json.decode(raw) if isinstance(raw, bytes | str) else raw,
-    "text": lambda raw: raw.decode() if isinstance(raw, bytes) else raw,
+    "json": lambda raw: _from_json(raw) if type(raw) is bytes or type(raw) is str else raw,
+    "text": lambda raw: raw.decode() if type(raw) is bytes else raw,
     "none": lambda raw: raw,
 }
 _NOTHING = object()

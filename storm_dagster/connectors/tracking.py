@@ -92,25 +92,24 @@ class PartitionProgress:
         self.full = False
         self.closed = False
         self.released = False
-        self.watermark_ms: int | None = None
-        """Largest event time before the position."""
+        self.watermark_ms = 0
+        """Largest event time before the position; 0: unknown."""
 
     def advance(self) -> None:
         """Move the position over what is finished."""
         records = self.records
         while records:
             first = records[0]
-            if isinstance(first, PartitionEnd):
-                self.closed = first.closed
-                self.position = first.after
-            elif first.done:
-                at_ms = first.record.at_ms
-                if at_ms is not None and at_ms > (self.watermark_ms or 0):
-                    self.watermark_ms = at_ms
-                if first.record.after is not None:
-                    self.position = first.record.after
+            if isinstance(first, OpenRecord):
+                if not first.done:
+                    return
+                record = first.record
+                if record.at_ms is not None and record.at_ms > self.watermark_ms:
+                    self.watermark_ms = record.at_ms
+                if record.after is not None:
+                    self.position = record.after
             else:
-                return
+                self.position, self.closed = first.after, first.closed
             records.popleft()
 
 
@@ -223,7 +222,7 @@ class Tracker:
         progress = self.partitions.get(partition)
         if progress is None:
             return None
-        at_ms = progress.watermark_ms
+        at_ms: int | None = progress.watermark_ms or None
         if progress.records and isinstance(first := progress.records[0], OpenRecord) and first.record.at_ms is not None:
             at_ms = first.record.at_ms
         return None if at_ms is None else max(0, now_ms - at_ms)

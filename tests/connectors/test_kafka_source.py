@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, Topology, Tuple
+from storm_dagster.api import Bolt, Spout, Topology, Tuple
 from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, source_spout
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -189,6 +190,38 @@ def test_a_full_partition_is_not_fetched_and_the_others_are(kafka: KafkaRig, mon
         Chokes.bad = set()
         run_until(harness, lambda: stored(harness) == ends, 60)
     assert len(Use.seen) == len({n for (n,) in Use.seen}) == 800
+
+
+class Memory(Spout):
+    outputs: ClassVar[Any] = ["n"]
+    at = 0
+
+    def next_tuple(self) -> None:
+        self.at += 1
+        self.emit([self.at], tup_id=self.at)
+
+
+class FromMemory(Topology):
+    records = Memory.spec()
+    use = Use.spec(inputs=[records])
+
+
+@pytest.mark.skipif(not REAL, reason="its brokers would work in this process: set KAFKA_BOOTSTRAP")
+def test_the_rate_is_printed_beside_that_of_a_spout_in_memory(kafka: KafkaRig) -> None:
+    topic, count = kafka.topic(), 200_000
+    kafka.produce(topic, range(count))
+    conf = {"topology.testing.always.try.serialize": False, "topology.max.spout.pending": 2000}
+    rates = []
+    for made in (FromMemory, reading(topic)):
+        Use.seen.clear()
+        with harness_of(kafka, made, **conf) as harness:
+            while not Use.seen:
+                harness.engine.run(harness.shared.clock())
+            began = time.monotonic()
+            while len(Use.seen) < count:
+                harness.engine.run(harness.shared.clock())
+            rates.append(count / (time.monotonic() - began))
+    print(f"\nacked: {rates[1]:,.0f} records/s from Kafka, {rates[0]:,.0f} from memory, {rates[1] / rates[0]:.0%}")
 
 
 def test_no_broker_is_one_error_and_the_loop_goes_on(kafka: KafkaRig) -> None:

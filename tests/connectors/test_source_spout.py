@@ -198,6 +198,16 @@ def test_a_partition_is_not_emitted_beyond_its_bound_and_hardly_read(monkeypatch
         run_until(harness, lambda: World.committed.get("a") == 30)
 
 
+def test_one_poison_record_among_ten_thousand_stops_nobody(tmp_path: Path) -> None:
+    World.reset(a=[b"%d" % n for n in range(5000)], b=[b"%d" % n for n in range(5000, 10_000)])
+    World.bad = {17}
+    with TopologyHarness(topology(OnLoop(step=500)), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: World.committed == {"a": 5000, "b": 5000})
+        (letter,) = harness.run().dead_letters
+    assert letter["values"] == [17] and letter["position"]["after"] == 18
+    assert {n for (n,) in World.seen} == set(range(10_000)) and len(World.seen) == 10_002
+
+
 def test_skip_drops_a_record_after_its_tries() -> None:
     World.reset(a=[b"1", b"2", b"3"])
     World.bad = {2}

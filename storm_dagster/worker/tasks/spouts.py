@@ -237,7 +237,13 @@ class SpoutRunner(SpoutBase):
         self._pause_until = 0.0
 
     def _notify(self, verdict: Verdict, tup_id: Any) -> None:
-        self._call(VERDICTS[verdict], tup_id)
+        try:
+            if verdict is True:
+                self.instance.ack(tup_id)
+            else:
+                getattr(self.instance, VERDICTS[verdict])(tup_id)
+        except self.shared.catches as error:
+            self.on_error(error, VERDICTS[verdict])
 
     def on_clock(self, now: float) -> None:
         """See :meth:`SpoutBase.on_clock`; notify the spout."""
@@ -308,9 +314,9 @@ class SpoutRunner(SpoutBase):
                 self._notify("lost", tup_id)
         super().close(retire=retire)
 
-    def _call(self, name: str, *args: Any) -> None:
+    def _call(self, name: str) -> None:
         if self.status == "running":
             try:
-                getattr(self.instance, name)(*args)
+                getattr(self.instance, name)()
             except self.shared.catches as error:
                 self.on_error(error, name)
