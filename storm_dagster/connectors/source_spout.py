@@ -235,7 +235,9 @@ class SourceSpout(Spout):
         }
         if self._source.keeps_positions:
             self._source.commit(changed)
-        elif self._store is not None:
+        elif self._store is None:
+            return
+        else:
             old = [name for name, since in self._missing.items() if now - since >= self._source.forget_secs]
             if changed or old:
                 try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from storm_dagster.api import Bolt, Spout, Topology, Tuple
 from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, source_spout
@@ -190,6 +191,25 @@ def test_a_full_partition_is_not_fetched_and_the_others_are(kafka: KafkaRig, mon
         Chokes.bad = set()
         run_until(harness, lambda: stored(harness) == ends, 60)
     assert len(Use.seen) == len({n for (n,) in Use.seen}) == 800
+
+
+@pytest.mark.skipif(not REAL, reason="librdkafka's brokers delete nothing: set KAFKA_BOOTSTRAP")
+def test_retention_overtakes_a_partition_that_waits(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_BATCH", 100)
+    topic = kafka.topic()
+    kafka.produce(topic, range(1600))
+    Chokes.bad = {1, *range(9, 42, 4)}
+    topology = reading(topic, body={"on_poison": "block", "max_open": 10}, bolt=Chokes, on_lost="earliest")
+    with harness_of(kafka, topology) as harness:
+        source = run_until(harness, lambda: harness.tasks("records")[0])._source
+        run_until(harness, lambda: source._paused == {f"{topic}[1]"})
+        kafka.admin.delete_records([TopicPartition(topic, 1, 390)])
+        eventually(lambda: kafka.first(topic, 1) == 390)
+        Chokes.bad = set()
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic), 60)
+        said = [str(error) for name, error in harness.errors if name == "records"]
+        assert any(f"{topic}[1] goes on at 390" in text and "was lost" in text for text in said)
+    assert {n for (n,) in Use.seen} >= set(range(390 * 4 + 1, 1600, 4))
 
 
 class Memory(Spout):

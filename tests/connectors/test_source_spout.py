@@ -11,9 +11,10 @@ import pytest
 
 from storm_dagster.api import Bolt, Topology, Tuple
 from storm_dagster.connectors import Lag, PartitionEnd, Retries, Source, SourceRecord, SourceSpout, source_spout
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.worker.tasks.positions import Positions
 
 QUICK = Retries(most=2, first_secs=0.01, longest_secs=0.05)
 
@@ -214,6 +215,23 @@ def test_skip_drops_a_record_after_its_tries() -> None:
     with TopologyHarness(topology(OnLoop(), on_poison="skip")) as harness:
         run_until(harness, lambda: World.committed.get("a") == 3)
         assert harness.run().dead_letters == [] and World.seen.count([2]) == 3
+
+
+def test_positions_that_could_not_be_stored_are_stored_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    World.reset(a=[b"1", b"2"])
+    save, tries = Positions.save, []
+
+    def save_late(self: Positions, *args: Any) -> None:
+        tries.append(args)
+        if len(tries) < 3:
+            raise Unavailable("the state was divided over another number of tasks")
+        save(self, *args)
+
+    monkeypatch.setattr(Positions, "save", save_late)
+    with TopologyHarness(topology(InThread())) as harness:
+        run_until(harness, lambda: stored(harness) == {"a": 2} and len(tries) == 3)
+        assert ["another number of tasks" in str(error) for _, error in harness.errors] == [True]
+    assert World.seen == [[1], [2]]
 
 
 def test_a_letter_that_cannot_be_kept_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
