@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from storm_dagster.connectors.file_sink import FileSink
     from storm_dagster.connectors.file_source import FileSource
-    from storm_dagster.connectors.files import FileSink
     from storm_dagster.connectors.kafka_sink import KafkaSink
     from storm_dagster.connectors.kafka_source import KafkaSource
-    from storm_dagster.connectors.postgres import PostgresSink
+    from storm_dagster.connectors.postgres_sink import PostgresSink
     from storm_dagster.connectors.settings import client_settings
     from storm_dagster.connectors.sinks import Rejected, Retry, Row, Sink, SinkBolt
     from storm_dagster.connectors.source_spout import SourceSpout
@@ -24,10 +24,10 @@ _PUBLIC = {
     name: module
     for module, names in {
         "file_source": "FileSource",
-        "files": "FileSink",
+        "file_sink": "FileSink",
         "kafka_sink": "KafkaSink",
         "kafka_source": "KafkaSource",
-        "postgres": "PostgresSink",
+        "postgres_sink": "PostgresSink",
         "settings": "client_settings",
         "sinks": "Rejected Retry Row Sink SinkBolt",
         "source_spout": "SourceSpout",

@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from pyarrow import parquet
 
 from storm_dagster.connectors import FileSink, Rejected, Row
-from storm_dagster.connectors.files import file_name_of
+from storm_dagster.connectors.file_sink import file_name_of
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_rigs.sink_rig import SinkRig
 
