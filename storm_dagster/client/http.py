@@ -234,8 +234,8 @@ class NimbusClient:
         """Whether a HEAD of ``path`` answers 200; other errors than 404 are raised."""
         try:
             self.request("HEAD", path)
-        except StormDagsterError as error:
-            if isinstance(error, Unavailable):
-                raise
+        except Unavailable:
+            raise
+        except StormDagsterError:
             return False
         return True

@@ -136,7 +136,6 @@ class Authentication:
         security: Security,
         conf: Mapping[str, Any],
         topology_conf: TopologyConf,
-        groups: Callable[[str], frozenset[str]] = groups_of,
         challenge: str = "Bearer",
     ) -> None:
         self._challenge = challenge
@@ -144,7 +143,6 @@ class Authentication:
         self._security = security
         self._conf = conf
         self._topology_conf = topology_conf
-        self._groups = groups
         self._verifier = Verifier(security.secrets) if security.secrets else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,7 +189,7 @@ class Authentication:
             granted, number = read_token(self._security.secrets, token)
             caller = CLUSTER if granted == "admin" else Caller(f"token {number}", host=host, scope=granted)
         elif certificate is not None and self._security.ca is not None:
-            caller = Caller(certificate, host=host, groups=self._groups(certificate))
+            caller = Caller(certificate, host=host, groups=groups_of(certificate))
         else:
             raise NotAuthenticated(
                 "this cluster needs authentication: sign with its secret (storm.secret.file of the client's conf), send a "
@@ -202,7 +200,7 @@ class Authentication:
             return caller
         if not _USER.fullmatch(wanted):
             raise NotAuthorized(f"{wanted!r:.100} is not a user name")
-        acting = impersonate(caller, wanted, self._conf, self._groups)
+        acting = impersonate(caller, wanted, self._conf, groups_of)
         _audit.info("%r acts for %r: %s %r", caller.name, wanted, scope["method"], scope["path"])
         return acting
 

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from storm_dagster.http.description import HttpApi
 from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.nimbus.http.topology_routes import add_routes
+from storm_dagster.nimbus.http.service import add_routes
 from storm_rigs.public_names import Handle
 
 PATH = "/v1/topologies/wc/dead-letters"

@@ -247,18 +247,11 @@ def run_document(
     keys.sort(key=order)
     chosen = run.get("stepKeysToExecute")
     steps = []
-    for key in keys:
-        if chosen and key not in chosen and key not in stats:
-            continue
+    for key in keys if not chosen else (key for key in keys if key in chosen or key in stats):
         step = stats.get(key, {})
         began, ended = step.get("startTime"), step.get("endTime")
-        steps.append(
-            {
-                "name": names.step_name(key),
-                "status": step.get("status") or "PENDING",
-                "seconds": round(ended - began, 3) if began is not None and ended is not None else None,
-            }
-        )
+        seconds = round(ended - began, 3) if began is not None and ended is not None else None
+        steps.append({"name": names.step_name(key), "status": step.get("status") or "PENDING", "seconds": seconds})
     status = str(run["status"])
     return {
         "run_id": run["runId"],

@@ -1,24 +1,35 @@
-"""The HTTP application of one nimbus."""
+"""The HTTP application of one nimbus: handlers of its own routes, of Storm's, of logs and pages."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from storm_dagster.core.diagnosis import FindingKind
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.security import Security
+from storm_dagster.model.verbs import VERBS, BlacklistRequest, SubmitRequest, check_request
+from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
+from storm_dagster.nimbus.http.event_route import event_endpoint
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
 from storm_dagster.nimbus.http.storm.routes import add_storm_routes
-from storm_dagster.nimbus.http.topology_routes import add_routes
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.requests.worker_stacks import stacks_at
+from storm_dagster.operations.live.blacklist import change_blacklist
 
 
 def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> ASGIApp:
@@ -37,3 +48,48 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     seeds = [host_of(seed.partition("://")[2] or seed) for seed in nimbus.conf["nimbus.seeds"]]
     hosts = allowed_hosts([nimbus.identity.host, *seeds])
     return Guard(guarded, hosts=hosts, observe=metrics.observe, routes=routes)
+
+
+def add_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics) -> None:
+    """Add the routes of this package."""
+    lifecycle = LifecycleRequests(nimbus)
+
+    def act(name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        answer = lifecycle.act(name, verb, document)
+        reader.forget()
+        return answer
+
+    def blacklist(document: Mapping[str, Any]) -> dict[str, Any]:
+        epoch = nimbus.status.require()
+        asked = check_request(BlacklistRequest, document, "a change of the blacklist")
+        return {"hosts": list(change_blacklist(nimbus.operations(epoch), **asked.fields()))}
+
+    handlers = {
+        "blobs": BlobEndpoints(nimbus),
+        "events": event_endpoint(nimbus),
+        "reader": reader,
+        "dagster": nimbus.dagster,
+        "submissions": submissions,
+        "metrics": metrics,
+        "act": act,
+        "replay": lambda name, _, **asked: reader.dead_letters(name, replay=True, **asked),
+        "read_blacklist": lambda: {"hosts": sorted(nimbus.cluster.blacklist())},
+        "blacklist": blacklist,
+    }
+    types = {
+        "finding": FindingKind,
+        "verb": Literal[tuple(VERBS)],
+        "verb request": reduce(or_, dict.fromkeys(row.request for row in VERBS.values())),
+        "SubmitRequest": SubmitRequest,
+        "BlacklistRequest": BlacklistRequest,
+    }
+    api.add("storm_dagster.nimbus.http", handlers, types, {"task": _task_of})
+
+
+def _task_of(text: str | None) -> int | None:
+    """The query parameter ``task``."""
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 10:
+        raise InvalidRequest(f"task {text!r:.40} is not a task id: give a number")
+    return int(text)
