@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
-.PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser test-kafka docs screenshots dist-check clean
+.PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean test-kafka
 
 # -- each target installs what it runs, and adds to what others have installed ---------------------------------------
 RUNTIME := $(VENV)/.runtime
