@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -73,7 +73,7 @@ class KafkaRig:
         return self._clients[group]
 
     def _partitions(self, topic: str) -> list[TopicPartition]:
-        numbers = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        numbers = self._client("ends").list_topics(topic, timeout=10).topics[topic].partitions
         return [TopicPartition(topic, number) for number in sorted(numbers)]
 
     def ends(self, topic: str) -> dict[str, int]:
@@ -100,8 +100,10 @@ class KafkaRig:
 
     def wait_for_end(self, group: str, topic: str, timeout: float = 60.0) -> None:
         """Until the group has committed the end of each partition."""
-        ends = self.ends(topic)
-        eventually(lambda: self.committed(group, topic) == ends or None, timeout, f"{group} is at {ends}", interval=0.2)
+        # A broker that was away leads its partitions again after some time.
+        ends = eventually(lambda: self.ends(topic), timeout, f"{topic} has ends", ignore=(KafkaException,))
+        at_end = lambda: self.committed(group, topic) == ends  # noqa: E731
+        eventually(at_end, timeout, f"{group} is at {ends}", interval=0.2, ignore=(KafkaException,))
 
     def close(self) -> None:
         """Disconnect, and end librdkafka's brokers."""
