@@ -232,10 +232,6 @@ class SpoutRunner(SpoutBase):
         spout.initialize(self.conf, self.context)
         self.instance = spout
 
-    def poll_now(self) -> None:
-        """Skip the pause after an empty call."""
-        self._pause_until = 0.0
-
     def _notify(self, verdict: Verdict, tup_id: Any) -> None:
         try:
             if verdict is True:
@@ -295,12 +291,7 @@ class SpoutRunner(SpoutBase):
         return max(0.0, self._pause_until - now)
 
     def on_active(self, active: bool) -> None:
-        if self.status == "running":
-            name = "activate" if active else "deactivate"
-            try:
-                getattr(self.instance, name)()
-            except self.shared.catches as error:
-                self.on_error(error, name)
+        self._call("activate" if active else "deactivate")
 
     def close(self, *, retire: bool = False) -> None:
         """As :meth:`Runner.close`. A retired spout is deactivated, and its pending tuples fail: it may return them to its
