@@ -302,7 +302,7 @@ def _print_loads(document: dict[str, Any]) -> None:
     if rows:
         print_table("components", "component waiting capacity lag latency p50_ms p95_ms p99_ms", rows)
     lags = [
-        (component, partition, *lag)
+        {"component": component, "partition": partition, "records": lag[0], "seconds": lag[1]}
         for component, part in sorted(document["components"].items())
         for partition, lag in part.get("lag_by_partition", {}).items()
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -11,11 +10,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 
+from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.wire import (
     ANSWER_SECS,
     GO,
@@ -26,7 +25,6 @@ from storm_dagster.launcher.wire import (
     run_record,
     same_place,
 )
-from storm_dagster.model.dagster_release import warm_runs_tested
 from storm_dagster.model.run_file import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -35,25 +33,6 @@ STOCK_TAG = ".dagster/grpc_info"
 """Run tag by which the stock launcher finds the code server that runs the run."""
 GRACE_SECS = 20.0
 """Time that a terminated run has to end gracefully."""
-
-
-@functools.cache
-def dagster_internals() -> SimpleNamespace | None:
-    """Import the names without a public import; ``None``, with one warning, for a Dagster that was not tested."""
-    if not warm_runs_tested(dg.__version__):
-        log.warning("warm runs were not tested with Dagster %s: runs start the stock way", dg.__version__)
-        return None
-    try:
-        from dagster._core.launcher import CheckRunHealthResult, WorkerStatus
-
-        # Arguments of ``dagster api execute_run``, the command with which run launchers start runs.
-        from dagster._grpc.types import ExecuteRunArgs
-    except ImportError as error:
-        log.warning("warm runs do not fit Dagster %s (%s): runs start the stock way", dg.__version__, error)
-        return None
-    return SimpleNamespace(
-        ExecuteRunArgs=ExecuteRunArgs, CheckRunHealthResult=CheckRunHealthResult, WorkerStatus=WorkerStatus
-    )
 
 
 class WarmRunLauncher(dg.DefaultRunLauncher):

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
+from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.preload import Fingerprint, preload
-from storm_dagster.launcher.run_launcher import dagster_internals
 from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
 from storm_dagster.model.forks import threads
 from storm_dagster.model.run_file import RunFile, run_dir

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from storm_dagster.launcher import run_launcher
-from storm_dagster.launcher.run_launcher import dagster_internals
+from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.wire import SOCKET, WARM_TAG, LineConnection, here, listen, run_records
 from storm_dagster.model.run_file import run_dir
 from storm_dagster.testing.waiting import eventually

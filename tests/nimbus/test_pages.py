@@ -94,8 +94,9 @@ def test_the_rates_of_a_topology_are_what_flows(shop: Shop) -> None:
     assert edges["parse", "enrich"] == pytest.approx(2 * RATE, rel=0.1)
     assert edges["sessions", "score"] == pytest.approx(2 * RATE, rel=0.1)
     assert edges["score", "alerts<b>"] == pytest.approx(4 * RATE / 20, rel=0.2)
-    assert "It keeps up, and loses nothing." in found.text
-    assert shop.findings() == []
+    # On a machine that starts other things a bolt may be slow for a moment.
+    eventually(lambda: shop.findings() == [], 60, "no finding")
+    eventually(lambda: "It keeps up, and loses nothing." in page(shop, "/topologies/shop").text, 30, "the good news")
     score = found.row("score")
     assert 0.8 < float(score[2]) < 5, "a sleep of 1 ms"
 

@@ -12,6 +12,7 @@ from thriftpy2.thrift import TApplicationException
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.nimbus.thrift.idl import decoder, load_idl
+from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.thrift_nimbus import ThriftNimbus
 from storm_rigs.world import World
@@ -43,6 +44,8 @@ def link(nimbus: ThriftNimbus) -> Iterator[Any]:
         world = World(cluster, blobs, dict(nimbus.conf))
         world.supervisor("s1")
         world.submit("wordcount", conf={"topology.workers": 2, "topology.submitter.user": "alice"})
+        # Another session wrote it: nimbus sees it a moment later.
+        eventually(lambda: nimbus.client(ours=True).getTopologySummaries(), what="nimbus lists the topology")
         yield link
 
 
