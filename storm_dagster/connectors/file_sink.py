@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
@@ -38,6 +38,7 @@ class FileSink:
         if format not in _FORMATS:
             raise InvalidRequest(f"{format!r} is not a format of files: use one of {', '.join(_FORMATS)}")
         self._url, self._format, self._prefix = url, format, prefix
+        self.assets = assets_of("files", url)
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
-from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
 from storm_dagster.model.errors import InvalidTopology
@@ -42,6 +42,7 @@ class FileSource(Source):
         if found not in set(_KINDS.values()):
             raise InvalidTopology(f'the format of {path!r} is not known: set format="lines", "csv" or "parquet"')
         self.path, self.format = path, found
+        self.assets = assets_of("files", path.rpartition("/")[0] or path)
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
         """Find the file system."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
 
@@ -38,6 +38,7 @@ class KafkaSink:
         prefix: str = "kafka.",
     ) -> None:
         self._topic, self._key, self._value, self._prefix = topic, key, value, prefix
+        self.assets = assets_of("kafka", topic)
         self._producer: Any = None
         self._group: Any = None
 

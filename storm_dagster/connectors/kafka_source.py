@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from threading import Thread
 from typing import Any, ClassVar, Literal, cast
 
-from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord, first_position
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
@@ -55,6 +55,7 @@ class KafkaSource(Source):
         on_lost: Literal["stop", "earliest", "latest"] = "stop",
     ) -> None:
         self.topics = [topics] if isinstance(topics, str) else list(topics)
+        self.assets = assets_of("kafka", *self.topics)
         self.on_lost = on_lost
         self.start = start
         if on_lost not in ("stop", "earliest", "latest"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from storm_dagster.connectors.settings import client_library, client_settings
+from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
@@ -37,6 +37,7 @@ class PostgresSink:
 
     def __init__(self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres.") -> None:
         self._table, self._prefix = table, prefix
+        self.assets = assets_of("postgres", table)
         self._key = [key] if isinstance(key, str) else list(key)
         self._db: Any = None
         self._owner, self._epoch = "", 0

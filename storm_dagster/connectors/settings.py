@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,11 @@ def client_library(extra: str) -> Iterator[None]:
     except ImportError as error:
         what = f"{error.name} is not installed on this host" if error.name else str(error)
         raise MissingPart(f"{what}: pip install storm-dagster[{extra}]") from None
+
+
+def assets_of(system: str, *names: str) -> list[str]:
+    """Keys of the Dagster assets that topics, tables or folders of a system are, such as ``kafka/orders``."""
+    return ["/".join([system, *filter(None, re.split(r"[^\w.-]+", name))]) for name in names]
 
 
 def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:

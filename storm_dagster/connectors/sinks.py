@@ -35,6 +35,9 @@ _Entry = tuple[Row, list[Tuple]]
 class Sink(Protocol):
     """What a :class:`SinkBolt` writes to. Each task has its own copy and its own thread: methods may block."""
 
+    assets: Sequence[str] = ()
+    """Keys of the Dagster assets that it writes: downstream of the bolt in the lineage of a declared topology."""
+
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that cannot be told.
 
@@ -131,8 +134,9 @@ class SinkBolt(StatefulBolt):
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf of the tick that writes the rows of a quiet stream."""
-        return {"topology.tick.tuple.freq.secs": cls.batch_secs / 2}
+        """Conf of the tick that writes the rows of a quiet stream, and what is written."""
+        assets = list(getattr(getattr(cls, "sink", None), "assets", ()))
+        return {"topology.tick.tuple.freq.secs": cls.batch_secs / 2, "topology.component.assets": assets}
 
     @classmethod
     def check_inputs(cls, owner: str, inputs: Mapping[tuple[str, str], Any]) -> None:

@@ -66,6 +66,11 @@ class SourceSpout(Spout):
             cls.blocking = cls.source.blocking
 
     @classmethod
+    def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Conf that names what is read."""
+        return {"topology.component.assets": list(cls.source.assets)} if hasattr(cls, "source") else {}
+
+    @classmethod
     def _checked_kind(cls) -> str:
         if not hasattr(cls, "source"):
             raise InvalidTopology(f"{cls.__name__} has no source: set source = ... in its class")

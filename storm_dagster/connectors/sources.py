@@ -29,6 +29,8 @@ class Source(Protocol):
     minute, and the call repeated; what :meth:`open` raises lets the task start again.
     """
 
+    assets: Sequence[str] = ()
+    """Keys of the Dagster assets that it reads: upstream of the spout in the lineage of a declared topology."""
     blocking: ClassVar[bool] = True
     """Whether calls may wait, for up to a second; the task then has a thread. If not, they are made on the worker's loop."""
     keeps_positions: ClassVar[bool] = False

@@ -27,8 +27,8 @@ from storm_dagster.model.errors import InvalidRequest
 class StormAsset:
     """One asset of ours, as it would be without a translator."""
 
-    kind: Literal["stage", "cluster", "topology", "spout", "bolt"]
-    """A stage of submissions; something of the cluster; a declared topology, and its components."""
+    kind: Literal["stage", "cluster", "topology", "spout", "bolt", "target"]
+    """A stage of submissions; something of the cluster; a declared topology, its components, and what a bolt writes."""
     spec: dg.AssetSpec
     topology: str | None = None
     """Name of the declared topology that it is, or is part of."""

@@ -114,6 +114,43 @@ def test_spouts_and_bolts_stand_in_the_lineage(project: Project) -> None:
     assert specs["topologies/shop/count"].metadata["executors"] == 3
 
 
+CONNECTED = """
+from storm_dagster.api import Bolt, Grouping, Topology
+from storm_dagster.connectors import FileSource, KafkaSource, PostgresSink, SinkBolt, SourceSpout
+
+class Orders(SourceSpout):
+    source = KafkaSource(["orders", "returns"])
+    outputs = ["order"]
+
+class Files(SourceSpout):
+    source = FileSource("s3://shop/in/*.jsonl")
+    outputs = ["order"]
+
+class Table(SinkBolt):
+    sink = PostgresSink("public.orders")
+
+class Shop(Topology):
+    orders = Orders.spec()
+    files = Files.spec()
+    table = Table.spec(inputs=[orders, files])
+"""
+
+
+def test_what_sources_read_is_upstream_and_what_sinks_write_is_downstream(project: Project) -> None:
+    project.declare(code=CONNECTED)
+    specs = project.specs()
+    upstream = {key: {dep.asset_key.to_user_string() for dep in spec.deps} for key, spec in specs.items()}
+    assert upstream == {
+        **dict.fromkeys(("kafka/orders", "kafka/returns", "files/s3/shop/in"), set()),
+        "topologies/shop": set(),
+        "topologies/shop/orders": {"topologies/shop", "kafka/orders", "kafka/returns"},
+        "topologies/shop/files": {"topologies/shop", "files/s3/shop/in"},
+        "topologies/shop/table": {"topologies/shop/orders", "topologies/shop/files"},
+        "topologies/shop/table/postgres/public.orders": {"topologies/shop/table"},
+    }
+    assert specs["topologies/shop/table/postgres/public.orders"].kinds == {"storm", "postgres"}
+
+
 def test_the_code_version_follows_code_and_conf_and_nothing_else(project: Project) -> None:
     def version() -> str | None:
         return project.specs()["topologies/shop"].code_version

@@ -71,9 +71,12 @@ def topology_assets(
     reads = edges(described.spec)
     for component, kind, part in described.spec.components():
         inputs = reads[component]
+        own = dg.AssetKey([*prefix, name, component])
+        outside = [dg.AssetKey(each.split("/")) for each in part.conf.get("topology.component.assets") or ()]
+        upstream = [dg.AssetKey([*prefix, name, source]) for source in dict.fromkeys(i[0] for i in inputs)] or [key]
         spec = dg.AssetSpec(
-            key=dg.AssetKey([*prefix, name, component]),
-            deps=[dg.AssetKey([*prefix, name, source]) for source in dict.fromkeys(i[0] for i in inputs)] or [key],
+            key=own,
+            deps=[*upstream, *outside] if kind == "spout" else upstream,
             description=f"The {kind} {component} of topology {name}: {_code(part)}.",
             kinds={"storm", _kind(part)},
             metadata={
@@ -86,6 +89,16 @@ def topology_assets(
             **common,
         )
         found.append(StormAsset(kind, spec, topology=name, component=component))
+        for written in outside if kind == "bolt" else ():
+            # Below the bolt: others may write it, too, or have an asset for it.
+            target = dg.AssetSpec(
+                key=dg.AssetKey([*own.path, *written.path]),
+                deps=[own],
+                description=f"{written.to_user_string()}, written by {component} of topology {name}.",
+                kinds={"storm", written.path[0]},
+                **common,
+            )
+            found.append(StormAsset("target", target, topology=name))
     return found
 
 
