@@ -97,7 +97,7 @@ class KafkaSource(Source):
         self._wanted: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._ends: dict[str, int] = {}
-        self._next_look = 0.0
+        self._next_lookup = 0.0
         self._asked: deque[tuple[str, Callable[[], Any], Callable[[Any], None]]] = deque()
         self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
         on_error = {"error_cb": lambda error: self._errors.append(self._readable(error)), "logger": _log}
@@ -178,9 +178,9 @@ class KafkaSource(Source):
             one = self._at(name)
             self._names[one.topic, one.partition] = name
             self._waiting[name] = (one.topic, one.partition)
-        self._next_look = 0.0
+        self._next_lookup = 0.0
 
-    def _look_up(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
+    def _read_positions(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
         """(partition, committed offset, first, end, where to start) of each; it waits."""
         consumer = self._asker
         found = []
@@ -220,10 +220,10 @@ class KafkaSource(Source):
     def read(self, most: int, full: Collection[str]) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """What librdkafka has fetched."""
         self._serve()
-        if self._waiting and (now := time.monotonic()) >= self._next_look:
-            self._next_look = now + self.refresh_secs
+        if self._waiting and (now := time.monotonic()) >= self._next_lookup:
+            self._next_lookup = now + self.refresh_secs
             names = list(self._waiting)
-            self._ask("positions", lambda: self._look_up(names), self._begin)
+            self._ask("positions", lambda: self._read_positions(names), self._begin)
         if self._paused or full:
             self._pause({name for name in full if name in self._assigned})
         found: list[SourceRecord | PartitionEnd | Exception] = []
@@ -251,7 +251,7 @@ class KafkaSource(Source):
                 self._consumer.incremental_unassign([self._at(name)])
                 self._waiting[name] = self._assigned.pop(name)
                 self._paused.discard(name)
-                self._next_look = 0.0
+                self._next_lookup = 0.0
             else:
                 self._errors.append(self._readable(error))
         if self._errors:
@@ -299,10 +299,10 @@ class KafkaSource(Source):
             found[name] = Lag(None if end < 0 or stored is None else max(0, end - stored))
         if asked:
             # Nothing is fetched of them now, which would bring their ends.
-            self._ask("ends", lambda: self._look_at_ends(asked), self._ends.update)
+            self._ask("ends", lambda: self._read_ends(asked), self._ends.update)
         return found
 
-    def _look_at_ends(self, names: Sequence[str]) -> dict[str, int]:
+    def _read_ends(self, names: Sequence[str]) -> dict[str, int]:
         return {name: self._asker.get_watermark_offsets(self._at(name), timeout=_ASK_SECS)[1] for name in names}
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingP
 
 __all__ = ["Rejected", "Retry", "Row", "Sink", "SinkBolt"]
 
-_LEAST_PAUSE_MS, _MOST_PAUSE_MS, _TELL_MS = 500, 10_000, 60_000
+_LEAST_PAUSE_MS, _MOST_PAUSE_MS, _REPORT_MS = 500, 10_000, 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Sink(Protocol):
     """Keys of the Dagster assets that it writes: downstream of the bolt in the lineage of a declared topology."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that cannot be told.
+        """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that is not known.
 
         ``conf`` is the component's, over the topology's. ``owner`` names the task, and is empty if rows may be written
         twice. Nothing that an earlier connection of the owner began may be written from now on.
@@ -50,7 +50,7 @@ class Sink(Protocol):
 
         :class:`Retry` if none is written and the same call shall come again, :class:`Rejected` if some can never be
         written: the call comes again without them. After any other error the sink is closed, and opened again: what
-        its :meth:`open` returns tells whether the rows are written.
+        its :meth:`open` returns says whether the rows are written.
         """
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class SinkBolt(StatefulBolt):
         """The batch that is being written; nothing is gathered meanwhile."""
         self._begun = False
         """Whether its token and ids are in a checkpoint."""
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._refused = 0
         self._is_full = True
 
@@ -238,12 +238,12 @@ class SinkBolt(StatefulBolt):
             done = (self._sink is not None or self._open()) and self._write()
         except Retry as wait:
             self._room_at = now + round(wait.after * 1000)
-            if now - self._since > _TELL_MS:
-                self._tell(wait)
+            if now - self._since > _REPORT_MS:
+                self._report(wait)
         except Exception as error:
             self.close()
             self._room_at, self._pause = now + self._pause, min(2 * self._pause, _MOST_PAUSE_MS)
-            self._tell(error)
+            self._report(error)
         else:
             self._pause, self._room_at = _LEAST_PAUSE_MS, 0
             self._is_full = not done
@@ -261,7 +261,7 @@ class SinkBolt(StatefulBolt):
             newest = self._sink.open(self.conf, owner)
             if newest is None and owner:
                 raise InvalidRequest(
-                    f"{type(self.sink).__name__} cannot tell what it has written, as exactly_once needs it: set "
+                    f"{type(self.sink).__name__} does not know what it has written, as exactly_once needs it: set "
                     f"{type(self).__name__}.exactly_once = False, or return its newest token from open()"
                 )
             self._token = newest or 0
@@ -314,13 +314,13 @@ class SinkBolt(StatefulBolt):
                 self.ack(tup)
         self._refused += 1
         self.report_metric("rows_rejected", self._refused)
-        self._tell(InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}"))
+        self._report(InvalidRequest(f"{self._refused} rows are rejected so far, this one: {why:.500}"))
 
-    def _tell(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         """Report an error, those of a type once a minute."""
         now, kind = self.context.now_ms(), type(error).__name__
-        if now >= self._told.get(kind, 0):
-            self._told[kind] = now + _TELL_MS
+        if now >= self._reported.get(kind, 0):
+            self._reported[kind] = now + _REPORT_MS
             if not isinstance(error, InvalidRequest | MissingPart):
                 error = Unavailable(
                     f"{len(self._writing)} rows wait for the sink, which is tried again: {kind}: {error}"

@@ -80,7 +80,7 @@ class MemoryGuard:
             used, limit = resident_bytes(members), self._known.get(live.worker.id, (live, 0))[1]
             if 0 < limit < used and live.worker.id not in self._ended:
                 self._ended.add(live.worker.id)
-                self._tell(live, used, limit)
+                self._report(live, used, limit)
                 live.process.end()
 
     def _adopt(self, live: LiveWorker, members: Sequence[Process]) -> None:
@@ -114,12 +114,12 @@ class MemoryGuard:
                 used = limit
                 with suppress(OSError):  # Linux 5.19 or newer.
                     used = int((group / "memory.peak").read_text(encoding="ascii"))
-                self._tell(live, used, limit)
+                self._report(live, used, limit)
         with suppress(OSError):
             group.rmdir()
         self._ended.discard(worker_id)
 
-    def _tell(self, live: LiveWorker, used: int, limit: int) -> None:
+    def _report(self, live: LiveWorker, used: int, limit: int) -> None:
         text = (
             f"its worker used {used / _MIB:.1f} MiB of memory, worker.memory.size allows {limit / _MIB:.1f} MiB: it was "
             "ended; raise worker.memory.size in the topology's conf, or use more workers"

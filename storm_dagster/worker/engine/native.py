@@ -419,7 +419,7 @@ class NativeEngine:
                 timed=runner.stats.timed,
                 held_ms=int(runner.held_secs * 1000),
                 errors=runner.stats.errors,
-                metrics={**(runner.state.figures() if runner.state else {}), **runner.stats.metrics},
+                metrics={**(runner.state.metrics() if runner.state else {}), **runner.stats.metrics},
             )
             for task, runner in self.runners.items()
         }

@@ -400,7 +400,7 @@ class StateDriver:
         self.log.compact()
         self._saved_at = time.monotonic()
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Its metrics: keys and bytes of the state, how long something waits to be saved, and the watermark. Any thread."""
         waits = bool(self.state.changed) or self.has_pending_acks()
         found: dict[str, Any] = {
