@@ -30,7 +30,7 @@ def _die(self, conf, context):
     os._exit(7)
 
 
-LineSpout.initialize = SplitBolt.initialize = CountBolt.initialize = _die
+LineSpout.initialize = split.initialize = CountBolt.initialize = _die
 """
 
 
