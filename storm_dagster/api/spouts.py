@@ -114,6 +114,12 @@ class ReliableSpout(Spout):
         self.failed_tuples.pop(tup_id, None)
         self.unacked_tuples.pop(tup_id, None)
 
+    def _lost(self, tup_id: Any) -> None:
+        """As :meth:`fail`, without a failure that counts: workers that are replaced one after the other kill no tuple."""
+        if tup_id in self.unacked_tuples:
+            self.failed_tuples[tup_id] -= 1
+        self.fail(tup_id)
+
     def fail(self, tup_id: Any) -> None:
         """Emit the tuple again; after ``max_fails`` failures it becomes a dead letter."""
         saved = self.unacked_tuples.get(tup_id)

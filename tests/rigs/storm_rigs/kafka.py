@@ -86,8 +86,9 @@ class KafkaRig:
         return self._client("ends").get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[0]
 
     def offsets(self, group: str, topic: str) -> list[TopicPartition]:
-        """Committed offsets of a group."""
-        return self._client(group).committed(self._partitions(topic), timeout=10)
+        """Committed offsets of a group. A broker that has just started may not know its groups yet."""
+        ask = self._client(group).committed
+        return eventually(lambda: ask(self._partitions(topic), timeout=10), 60, "offsets", ignore=(KafkaException,))
 
     def committed(self, group: str, topic: str) -> dict[str, int]:
         """Partition -> committed offset, where there is one."""
