@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+
+from storm_dagster.model.tables import load_table
 
 
 @functools.cache
 def grammar() -> dict[str, dict[str, Any]]:
     """``verbs.yaml``, which says what it holds."""
-    text = Path(__file__).with_name("verbs.yaml").read_text(encoding="utf-8")
-    # libyaml's parser, where PyYAML has it: every call waits for this.
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return load_table(__name__, "verbs")
 
 
 _KINDS: dict[str, Any] = {

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
+
+from storm_dagster.model.tables import load_table
 
 
 @functools.cache
 def catalog() -> dict[str, Any]:
     """``catalog.yaml``, which says what it holds."""
-    text = Path(__file__).with_name("catalog.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return load_table(__name__, "catalog")
 
 
 def described(field: str, **settings: Any) -> Any:

@@ -15,10 +15,8 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from importlib import resources
 from typing import Any
 
-import yaml
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,6 +26,7 @@ from storm_dagster.http.query import query_text
 from storm_dagster.http.responses import Endpoint, bounded_json, run_read
 from storm_dagster.http.schemas import Schemas, Types
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.tables import load_table
 
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
 
@@ -37,8 +36,7 @@ Reader = Callable[[str | None], Any]
 
 @functools.cache
 def _read_table(package: str) -> Mapping[str, Any]:
-    text = resources.files(package).joinpath("routes.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
+    return load_table(f"{package}.routes", "routes")
 
 
 class HttpApi:

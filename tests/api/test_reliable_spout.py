@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from storm_dagster.api import ReliableSpout, Spout
 
 
@@ -14,7 +16,7 @@ class Numbers(ReliableSpout):
         return True
 
 
-def test_workers_that_end_one_after_the_other_kill_no_tuple(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_workers_that_end_one_after_the_other_kill_no_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Spout, "emit", lambda self, *_, **__: setattr(self, "emits", self.emits + 1))
     spout = Numbers()
     spout.emit([1], tup_id=1)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,6 +17,7 @@ from starlette.responses import Response
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.latency import prometheus_buckets
+from storm_dagster.model.tables import load_table
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -26,9 +25,7 @@ from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 _TOPOLOGIES_SECS = 2.0
 """Longest wait for topology masters in one scrape."""
-_TABLE: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
-)
+_TABLE: Mapping[str, Mapping[str, Any]] = load_table(__name__, "metrics")
 
 
 class Metrics:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-import yaml
+from storm_dagster.model.tables import load_table
 
 _TABLES = {
     name: {field: attrgetter(place) for field, place in table.items()}
-    for name, table in yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text(encoding="utf-8")).items()
+    for name, table in load_table(__name__, "rows").items()
 }
 
 

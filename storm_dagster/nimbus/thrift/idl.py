@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import thriftpy2
-import yaml
 from thriftpy2.thrift import TApplicationException
 
 import storm_dagster
+from storm_dagster.model.tables import load_table
 
 try:
     # The compiled ones, which thriftpy2 has for CPython: ten times as fast on a page of 10,000 tasks.
@@ -29,9 +29,7 @@ _REPLY, _EXCEPTION = 2, 3
 _MOST_DEPTH = 64
 
 
-METHODS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("methods.yaml").read_text(encoding="utf-8")
-)
+METHODS: Mapping[str, Mapping[str, Any]] = load_table(__name__, "methods")
 """The rows of ``methods.yaml``, by method."""
 
 
