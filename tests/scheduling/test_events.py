@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import (
     PlacedWorker,
@@ -200,6 +202,20 @@ def test_isolation_confines_a_topology_to_hosts_that_are_there() -> None:
     )
     nobody = place(supervisors, word_count(workers=1, isolation=("h7",)))
     assert slots(nobody) == {"s1:6900": [1, 2, 3, 4, 5, 6, 7]}
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "even"])
+def test_others_get_no_work_on_isolation_hosts(strategy: str) -> None:
+    supervisors = (supervisor(1, [6900]), supervisor(2, FOUR))
+    apart = word_count(name="apart", workers=1, isolation=("h2",), priority=50)
+    other = word_count(name="other", workers=2, strategy=strategy)
+    result = plan_placement(PlacementBatch(supervisors=supervisors, topologies=(apart, other)))
+    assert list(slots(result.placement("apart"))) == ["s2:6900"]
+    first = result.placement("other")
+    if strategy == "even":
+        assert list(slots(first)) == ["s1:6900"]
+    else:
+        assert first.error is not None and first.error.startswith("topology 'other' needs 2 slots, 1 is free (s1: 1)")
 
 
 def test_tasks_on_different_nodes_outrank_the_most_free_ports() -> None:

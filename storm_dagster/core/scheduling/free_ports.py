@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.model.placement_reasons import Reason, slot_rival
@@ -19,25 +19,36 @@ class FreePorts:
     come up.
     """
 
-    def __init__(self, supervisors: Iterable[tuple[str, str, int]], slots: Iterable[tuple[str, int, int]]) -> None:
+    def __init__(
+        self,
+        supervisors: Iterable[tuple[str, str, int]],
+        slots: Iterable[tuple[str, int, int]],
+        isolated: Collection[str] = (),
+    ) -> None:
         """``supervisors`` are (id, host, ports in all), by ascending id; ``slots`` are (supervisor id, port, number
-        of topologies that hold it), by ascending port: one that is held is free for nobody else."""
+        of topologies that hold it), by ascending port: one that is held is free for nobody else. ``isolated`` are the
+        hosts that topologies are isolated on."""
         self.host: dict[str, str] = {}
         """Supervisor id -> host, by ascending id."""
         self.free: dict[str, list[int]] = {}
+        self.open: dict[str, None] = {}
+        """Supervisors that are not on an isolated host, by ascending id."""
         self._ports: dict[str, int] = {}
         self._reusable: set[Slot] = set()
         self._nodes_of: dict[str, list[str]] = {}
         for node, host, ports in supervisors:
             self.host[node], self._ports[node], self.free[node] = host, ports, []
             self._nodes_of.setdefault(host, []).append(node)
+            if host not in isolated:
+                self.open[node] = None
         for node, port, holders in slots:
             if not holders:
                 self.free[node].append(port)
             elif holders == 1:
                 self._reusable.add((node, port))
-        self.total: int = sum(map(len, self.free.values()))
-        self._heap: list[_Load] = [self.load(node) for node in self.free]
+        self.total: int = sum(len(self.free[node]) for node in self.open)
+        """Free ports of the open supervisors."""
+        self._heap: list[_Load] = [self.load(node) for node in self.open]
         heapq.heapify(self._heap)
 
     def load(self, node: str) -> _Load:
@@ -68,13 +79,14 @@ class FreePorts:
         self._changed(slot[0], 1)
 
     def _changed(self, node: str, step: int) -> None:
-        self.total += step
-        heapq.heappush(self._heap, self.load(node))
+        if node in self.open:
+            self.total += step
+            heapq.heappush(self._heap, self.load(node))
 
     def best(self, within: list[str] | None) -> tuple[str, Reason, str]:
         """(supervisor for the next worker, what decided, against whom), while there is a free port.
 
-        ``within`` restricts the choice; ``None`` means all supervisors.
+        ``within`` restricts the choice; ``None`` means all open supervisors.
         """
         first, second = self._two_of(within) if within is not None else self._top_two()
         if second is None:

@@ -43,6 +43,7 @@ def _free_ports(supervisors: Sequence[SupervisorSlots], topologies: Sequence[Top
     return FreePorts(
         ((node.id, node.host, len(set(node.ports))) for node in ordered),
         ((node.id, port, holders[node.id, port]) for node in ordered for port in sorted({*node.ports} - {*node.used})),
+        {host for topology in topologies for host in topology.isolation},
     )
 
 

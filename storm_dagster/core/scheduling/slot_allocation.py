@@ -54,7 +54,7 @@ class SlotAllocation:
         """Live workers whose slots are released."""
         nodes = ports.nodes_of(about.isolation)
         self.within: list[str] | None = nodes or None
-        """Supervisors of its isolation hosts, if any is there; ``None``: all."""
+        """Supervisors of its isolation hosts, if any is there; ``None``: all that no topology is isolated on."""
         self.reserve: int = max(0, about.reserve)
         self._released: set[Slot] = set()
         self._taken: list[Slot] = []
@@ -64,7 +64,7 @@ class SlotAllocation:
     @property
     def nodes(self) -> list[str]:
         """Supervisors that it may use, by ascending id."""
-        return list(self.ports.host) if self.within is None else self.within
+        return list(self.ports.open) if self.within is None else self.within
 
     @property
     def free(self) -> int:
@@ -79,7 +79,7 @@ class SlotAllocation:
 
     def may_keep(self, slot: Slot) -> bool:
         """Whether a slot that the topology holds is on a usable supervisor, which can release it."""
-        return self.ports.may_keep(slot) and (self.within is None or slot[0] in self.within)
+        return self.ports.may_keep(slot) and self._may_be_on(slot[0])
 
     def release_own(self, slot: Slot) -> None:
         """Free a slot that the topology holds, for this topology only, if it is still offered."""
@@ -89,7 +89,10 @@ class SlotAllocation:
 
     def ports_of(self, node: str) -> list[int]:
         """Free ports of a supervisor, ascending; none when the topology may not use it."""
-        return self.ports.free.get(node, []) if self.within is None or node in self.within else []
+        return self.ports.free.get(node, []) if self._may_be_on(node) else []
+
+    def _may_be_on(self, node: str) -> bool:
+        return node in (self.ports.open if self.within is None else self.within)
 
     def savings(self, share: int) -> list[Saving]:
         """Old slots that may be used again, with what that saves; ``share`` as in :class:`Saving`."""

@@ -8,6 +8,7 @@ tasks.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 import pyarrow as pa
 
@@ -34,26 +35,29 @@ def request_slots(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -
 
 def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Table) -> pa.Table:
     """Allocated slots of each topology of one cluster, or the reason why it gets none."""
-    ports = _free_ports(slots)
+    served = sorted(requests.to_pylist(), key=lambda row: row["topology"])
+    abouts = [TopologySummary(**json.loads(request["text"])) for request in served]
+    ports = _free_ports(slots, {host for about in abouts for host in about.isolation})
     rows = [
         {**row, "cluster": request["cluster"], "topology": request["topology"]}
-        for request in sorted(requests.to_pylist(), key=lambda row: row["topology"])
-        for row in _allocate(request, ports)
+        for request, about in zip(served, abouts, strict=True)
+        for row in _allocate(about, request, ports)
     ]
     return pa.Table.from_pylist(rows, schema=ALLOCATED)
 
 
-def _free_ports(slots: pa.Table) -> FreePorts:
+def _free_ports(slots: pa.Table, isolated: Collection[str]) -> FreePorts:
     columns = [slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")]
     rows = sorted(zip(*columns, strict=True), key=lambda row: row[:2])
     return FreePorts(
         ((node, host, total) for node, rank, host, total, _, _ in rows if rank == 1),
         ((node, port, holders) for node, _, _, _, port, holders in rows if port is not None),
+        isolated,
     )
 
 
-def _allocate(row: Row, ports: FreePorts) -> list[Row]:
-    allocated = allocate(TopologySummary(**json.loads(row["text"])), _request(row["request"]), ports)
+def _allocate(about: TopologySummary, row: Row, ports: FreePorts) -> list[Row]:
+    allocated = allocate(about, _request(row["request"]), ports)
     if allocated.refusal is not None:
         return [{"kind": "failed", "text": json.dumps(allocated.refusal._asdict())}]
     return [

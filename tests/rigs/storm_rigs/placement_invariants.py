@@ -15,8 +15,8 @@ def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str
     """Sentences about faults of the result; none when it keeps every rule.
 
     Every task once; no slot of two topologies; only slots that are offered, or that the topology had; the
-    order of service; whole executors; one component never twice on a supervisor when it must not be; isolation;
-    the number of workers; sizes as even as they can be in a new assignment.
+    order of service; whole executors; one component never twice on a supervisor when it must not be; isolation, also
+    of others; the number of workers; sizes as even as they can be in a new assignment.
     """
     faults: list[str] = []
     order = [topology.name for topology in sorted(batch.topologies, key=lambda t: (t.priority, t.name))]
@@ -68,6 +68,7 @@ def _slot_faults(batch: PlacementBatch, topology: TopologyToPlace, placement: To
     theirs = {(w.node, w.port) for other in batch.topologies if other is not topology for w in other.old}
     nodes = {node.id: node for node in batch.supervisors}
     isolated = {node.id for node in batch.supervisors if node.host in topology.isolation}
+    closed = {host for other in batch.topologies for host in other.isolation}
     for worker in placement.workers:
         slot = (worker.node, worker.port)
         if worker.kept != (slot in had):
@@ -82,6 +83,8 @@ def _slot_faults(batch: PlacementBatch, topology: TopologyToPlace, placement: To
             yield f"{slot} is on {node.host}, not on {worker.host}"
         elif topology.event != "monitor" and isolated and worker.node not in isolated:
             yield f"{slot} is outside of {topology.isolation}"
+        elif not isolated and node.host in closed and (topology.event == "new" or slot not in had):
+            yield f"{slot} is on a host that others are isolated on"
 
 
 def _balance_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
