@@ -16,8 +16,14 @@ from storm_dagster.core.submission.conf import UPGRADE_KEYS, total_conf
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import UpgradeEvent, UpgradeTransition
-from storm_dagster.core.upgrade.selection import Selection, check_compatible, check_selection, selection_of_conf
-from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot, worker_phase
+from storm_dagster.core.upgrade.selection import (
+    Selection,
+    UpgradeSnapshot,
+    check_compatible,
+    check_selection,
+    selection_of_conf,
+    worker_phase,
+)
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     Conflict,

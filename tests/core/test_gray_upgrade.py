@@ -20,13 +20,13 @@ from storm_dagster.core.upgrade.machine import (
 )
 from storm_dagster.core.upgrade.selection import (
     Selection,
+    UpgradeSnapshot,
     check_compatible,
     check_master_alone,
     check_selection,
     parse_workers,
     selection_of_conf,
 )
-from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology
 from storm_dagster.model.records import (
     Assignment,

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.slots.desired import desired_slots
+from storm_dagster.core.slots.model import desired_slots
 from storm_dagster.core.upgrade.machine import Move, code_for, pick
-from storm_dagster.core.upgrade.selection import Selection
-from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
+from storm_dagster.core.upgrade.selection import Selection, UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, NotAlive
 from storm_dagster.model.names import conf_key, jar_key

@@ -11,8 +11,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from storm_dagster.core.transitions import apply_event
-from storm_dagster.core.upgrade.selection import Selection, check_master_alone, check_selection, selected
-from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot, worker_phase
+from storm_dagster.core.upgrade.selection import (
+    Selection,
+    UpgradeSnapshot,
+    check_master_alone,
+    check_selection,
+    selected,
+    worker_phase,
+)
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.records import Assignment, GrayUpgrade, GrayWorker, StormBase, WorkerSlot
 from storm_dagster.model.view import UpgradeState

@@ -13,7 +13,7 @@ import httpx
 
 from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.reassignment import Runnable
-from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
+from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from storm_dagster.core.upgrade.machine import SlotRun, code_for, next_move, pick
-from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
+from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.model.records import GrayUpgrade
 from storm_dagster.model.view import TopologyView, UpgradeState

@@ -11,7 +11,7 @@ from storm_dagster.core.liveness import step
 from storm_dagster.core.liveness.detection import LivenessResult
 from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import Move, UpgradeEvent
-from storm_dagster.core.upgrade.snapshot import worker_phase
+from storm_dagster.core.upgrade.selection import worker_phase
 from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.nimbus import daemon as nimbus_daemon
 from storm_dagster.nimbus.blobs import replication
