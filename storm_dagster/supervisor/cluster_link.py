@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.core.slots.desired import DesiredSlots, desired_slots
+from storm_dagster.core.slots.model import DesiredSlots, desired_slots
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError, Unavailable

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import storm_dagster
-from storm_dagster.core.slots.desired import DesiredSlots, check_ports
-from storm_dagster.core.slots.model import SlotLimits, Work, Worker
+from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worker, check_ports
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.conf import ClusterConf

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.slots.desired import desired_slots
+from storm_dagster.core.slots.model import desired_slots
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import AlreadyAlive, Conflict, Corrupt, Fenced, InvalidTopology, NotAlive, Unavailable

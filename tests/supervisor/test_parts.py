@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.slots.desired import check_ports, desired_slots
-from storm_dagster.core.slots.model import Work
+from storm_dagster.core.slots.model import Work, check_ports, desired_slots
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
