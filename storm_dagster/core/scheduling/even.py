@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from storm_dagster.core.scheduling.history import Slot
-from storm_dagster.core.scheduling.requested_workers import Grants
+from storm_dagster.core.scheduling.requested_workers import Grants, ReusableSlot
 from storm_dagster.core.scheduling.reuse import balanced_savings, choose_reused
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
-from storm_dagster.core.scheduling.slot_requests import ReusableSlot
 from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary

@@ -6,21 +6,23 @@ the PySpark assignment, with the same steps (``docs/decisions.md#placement-on-sp
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 
-from storm_dagster.core.scheduling.free_ports import FreePorts
 from storm_dagster.core.scheduling.history import history_rows
-from storm_dagster.core.scheduling.outcome import placement_of
+from storm_dagster.core.scheduling.slot_allocation import FreePorts
 from storm_dagster.core.scheduling.steps import TopologyEvent, allocate
-from storm_dagster.core.scheduling.units import Codes, executors_of, service_order, summary_of
+from storm_dagster.core.scheduling.units import Codes, Row, executors_of, service_order, several_tasks, summary_of
 from storm_dagster.model.placement import (
+    PlacedWorker,
     PlacementBatch,
     PlacementResult,
     SupervisorSlots,
     TopologyPlacement,
     TopologyToPlace,
 )
+from storm_dagster.model.placement_reasons import Reason, Refusal, slot_reason_text
 
 
 def plan_placement(batch: PlacementBatch) -> PlacementResult:
@@ -60,3 +62,91 @@ def event_of(topology: TopologyToPlace) -> TopologyEvent:
 def _place(topology: TopologyToPlace, ports: FreePorts) -> TopologyPlacement:
     event = event_of(topology)
     return placement_of(topology, event.assign(allocate(event.about, event.request(), ports)))
+
+
+_TEXTS = {int(reason): reason.text for reason in Reason}
+
+
+def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
+    """The placement from the rows of its workers: ``assigned``, or ``unchanged`` when a live assignment looks so.
+
+    A ``failed`` one lists no worker, a current assignment stays as it is; ``unassigned`` names the tasks that
+    have no worker now.
+    """
+    several = several_tasks(topology)
+    if len(rows) == 1 and rows[0]["node"] is None:
+        refusal = Refusal(**json.loads(rows[0]["text"]))
+        without = [task for unit in rows[0]["units"] for task in several.get(unit, (unit,))]
+        return TopologyPlacement(
+            name=topology.name,
+            status="failed",
+            error_type=refusal.error_type,
+            error=refusal.message,
+            unassigned=dict.fromkeys(without, refusal.brief),
+        )
+    warnings = next((json.loads(row["text"]) for row in rows if row["text"]), ())
+    before = {(worker.node, worker.port): worker for worker in topology.old}
+    rows.sort(key=lambda row: (row["node"], row["port"]))
+    workers: list[PlacedWorker] = []
+    reasons: dict[int, str] = {}
+    for row in rows:
+        units: list[int] = row["units"]
+        texts = [_TEXTS[reason] for reason in row["reasons"]]
+        if several:
+            pairs = [
+                (task, text) for unit, text in zip(units, texts, strict=True) for task in several.get(unit, (unit,))
+            ]
+            tasks = sorted(task for task, _ in pairs)
+            reasons.update(pairs)
+        else:
+            tasks = sorted(units)
+            reasons.update(zip(units, texts, strict=True))
+        workers.append(
+            PlacedWorker(
+                node=row["node"],
+                host=row["host"],
+                port=row["port"],
+                tasks=tuple(tasks),
+                memory_bytes=row["memory"],
+                cpu=row["cpu"],
+                kept=(row["node"], row["port"]) in before,
+            )
+        )
+    unchanged = topology.event != "new" and _as_before(before, workers)
+    return TopologyPlacement(
+        name=topology.name,
+        status="unchanged" if unchanged else "assigned",
+        workers=tuple(workers),
+        moved=_moved(topology, workers),
+        reasons=dict(sorted(reasons.items())),
+        worker_reasons={
+            f"{row['node']}:{row['port']}": slot_reason_text(row["why"], row["against"])
+            for row in sorted(rows, key=lambda row: row["number"])
+        },
+        warnings=tuple(warnings),
+    )
+
+
+def _as_before(before: dict[tuple[str, int], PlacedWorker], workers: list[PlacedWorker]) -> bool:
+    """Whether the live assignment has the same workers; unknown resources (0) count as equal."""
+    if len(before) != len(workers):
+        return False
+    for worker in workers:
+        old = before.get((worker.node, worker.port))
+        if old is None or set(old.tasks) != set(worker.tasks):
+            return False
+        if old.memory_bytes not in (0, worker.memory_bytes) or old.cpu not in (0, worker.cpu):
+            return False
+    return True
+
+
+def _moved(topology: TopologyToPlace, workers: list[PlacedWorker]) -> int:
+    if not topology.old:
+        return 0
+    now = {task: (worker.node, worker.port) for worker in workers for task in worker.tasks}
+    return sum(
+        now.get(task, slot) != slot
+        for worker in topology.old
+        for slot in ((worker.node, worker.port),)
+        for task in worker.tasks
+    )

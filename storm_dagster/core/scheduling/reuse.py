@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from storm_dagster.core.scheduling.history import Slot
-from storm_dagster.core.scheduling.slot_requests import ReusableSlot
+from storm_dagster.core.scheduling.requested_workers import ReusableSlot
 
 _Order = tuple[int, int, str, int]
 

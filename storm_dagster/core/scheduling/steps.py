@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from storm_dagster.core.scheduling.free_ports import FreePorts
 from storm_dagster.core.scheduling.history import EventHistory, read_history
-from storm_dagster.core.scheduling.requested_workers import Grants, grant_requests
-from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
-from storm_dagster.core.scheduling.slot_requests import SlotRequest, slot_request
+from storm_dagster.core.scheduling.requested_workers import Grants, SlotRequest, grant_requests, slot_request
+from storm_dagster.core.scheduling.slot_allocation import FreePorts, PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.strategy import strategy_of
 from storm_dagster.core.scheduling.task_assignment import Allocated, TaskAssignment
 from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary

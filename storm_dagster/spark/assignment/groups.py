@@ -12,9 +12,8 @@ from collections.abc import Collection
 
 import pyarrow as pa
 
-from storm_dagster.core.scheduling.free_ports import FreePorts
-from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot
-from storm_dagster.core.scheduling.slot_requests import DifferNeed, RequestedSlot, ReusableSlot, SlotRequest
+from storm_dagster.core.scheduling.requested_workers import DifferNeed, RequestedSlot, ReusableSlot, SlotRequest
+from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, FreePorts
 from storm_dagster.core.scheduling.steps import TopologyEvent, allocate
 from storm_dagster.core.scheduling.task_assignment import Allocated
 from storm_dagster.core.scheduling.units import Row, TopologySummary

@@ -66,7 +66,7 @@ SLOT_REQUEST = pa.struct(
         needs=pa.list_(pa.struct(_fields("component units: int, blocked: texts"))),
     )
 )
-"""``core.scheduling.slot_requests.SlotRequest``."""
+"""``core.scheduling.requested_workers.SlotRequest``."""
 
 SLOT_REQUESTS = pa.schema(_fields("cluster topology: int, text: text, request: request", request=SLOT_REQUEST))
 """One row for each topology; ``text`` is ``ABOUT`` as JSON: every group of a stage
