@@ -31,8 +31,7 @@ import psutil
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
 from storm_dagster.operations.read.plan_file import parse_plans
-from storm_dagster.spark.pinned import FixedSessionIds
-from storm_dagster.spark.planner import ConnectPlanner
+from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 

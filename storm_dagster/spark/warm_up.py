@@ -15,8 +15,7 @@ from storm_dagster.model.placement import (
     SupervisorSlots,
     TopologyToPlace,
 )
-from storm_dagster.spark.pinned import FixedSessionIds
-from storm_dagster.spark.planner import ConnectPlanner, plan_on_cluster
+from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds, plan_on_cluster
 
 _NEW = TopologyToPlace(
     name="a",

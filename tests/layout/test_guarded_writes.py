@@ -59,7 +59,7 @@ GUARDED: dict[str, dict[str, str]] = {
         "BlobRegistry.unregister.delete_node": SESSION,
     },
     "nimbus/daemon.py": {"_initialize.mkdirs": EMPTY},
-    "spark/pinned.py": {
+    "spark/planner.py": {
         "ClusterSessionIds.replace.transaction": OWN_VERSION,
         "ClusterSessionIds.replace.set_data": OWN_VERSION,
     },

@@ -20,8 +20,15 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.spark_artifacts import add_python_archive, remote_with_session
 from storm_dagster.operations.read.plan_file import plan_text
-from storm_dagster.spark.pinned import ClusterSessionIds, FixedSessionIds, pinned_id
-from storm_dagster.spark.planner import ConnectPlanner, _ship_package, package_archive, plan_on_cluster
+from storm_dagster.spark.planner import (
+    ClusterSessionIds,
+    ConnectPlanner,
+    FixedSessionIds,
+    _ship_package,
+    package_archive,
+    pinned_id,
+    plan_on_cluster,
+)
 from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
 from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster, warm_up
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -211,7 +218,7 @@ def test_a_process_ends_although_its_server_is_gone(tmp_path: Path) -> None:
     with SparkServer(free_port(), tmp_path) as server:
         code = (
             "import sys, os, signal, uuid\n"
-            "from storm_dagster.spark.pinned import FixedSessionIds\n"
+            "from storm_dagster.spark.planner import FixedSessionIds\n"
             "from storm_dagster.spark.planner import ConnectPlanner\n"
             "from storm_dagster.spark.warm_up import WARM_BATCH\n"
             "planner = ConnectPlanner(sys.argv[1], FixedSessionIds(str(uuid.uuid4())))\n"

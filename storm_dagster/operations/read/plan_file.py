@@ -59,7 +59,7 @@ def _pinned_session(conf: Conf) -> str | None:
     """The id of the session in which the cluster's placements run, which is warm; ``None`` without a cluster."""
     if not conf.get("spark.remote"):
         return None
-    from storm_dagster.spark.pinned import ClusterSessionIds
+    from storm_dagster.spark.planner import ClusterSessionIds
 
     try:
         with StormClusterState.open({**conf, "storm.zookeeper.connection.timeout": 2000}) as cluster:
