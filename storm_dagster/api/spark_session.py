@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import InvalidTopology, Unavailable
 from storm_dagster.model.host import needs
-from storm_dagster.model.spark_artifacts import add_python_archive, query_session_id, remote_with_session
-from storm_dagster.model.spark_token import with_spark_token
+from storm_dagster.model.spark_remote import add_python_archive, query_session_id, remote_with_session, with_spark_token
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

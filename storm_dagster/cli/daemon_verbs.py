@@ -22,7 +22,7 @@ from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security, zookeeper_payload
-from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
+from storm_dagster.model.spark_remote import SPARK_TOKEN, spark_token
 
 log: logging.Logger = logging.getLogger(__name__)
 

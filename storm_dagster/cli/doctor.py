@@ -23,7 +23,7 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security, zookeeper_tls
-from storm_dagster.model.spark_token import derived_spark_token
+from storm_dagster.model.spark_remote import derived_spark_token
 
 _SPARK_SECS = 20.0
 _MOST_SHOWN = 50
@@ -254,7 +254,7 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
     Processes are inspected when HOME belongs to this machine's cluster. :class:`Unavailable` without a cluster.
     """
     from storm_dagster.blobstore.client import NimbusBlobClient
-    from storm_dagster.core.invariants import RULES
+    from storm_dagster.core.invariants.rules import RULES
     from storm_dagster.operations.context import OperationsContext, leader_http
     from storm_dagster.operations.read.inspection import inspect_cluster
     from storm_dagster.zk.storm_cluster_state import StormClusterState

@@ -17,7 +17,7 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table, say
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.masking import public_conf
+from storm_dagster.model.masking import mask
 
 
 @verb("conf")
@@ -27,7 +27,7 @@ def conf(invocation: Invocation, key: str | None) -> None:
     if key is not None and key not in merged.values:
         raise InvalidRequest(f"conf key {key!r} is not set and not known: see `storm-dagster conf`")
     # One key may be asked for by name, too: a secret is not shown to a terminal either.
-    merged = dataclasses.replace(merged, values=public_conf(merged.values))
+    merged = dataclasses.replace(merged, values=mask(merged.values))
     rows: dict[str, dict[str, Any]] = {
         name: {
             "value": merged.values[name],

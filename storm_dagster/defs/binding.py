@@ -10,8 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.catalog import catalog
-from storm_dagster.defs.keys import GROUP, OWNER
+from storm_dagster.defs.keys import GROUP, OWNER, catalog
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames

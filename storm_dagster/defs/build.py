@@ -9,9 +9,9 @@ import dagster as dg
 
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import asset_settings, cluster_key, op_job, schedule, sensor
-from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
 from storm_dagster.defs.healing.reassign_job import build_reassign_job
+from storm_dagster.defs.keys import catalog
 from storm_dagster.defs.lifecycle.cluster_jobs import start_local_cluster, stop_local_cluster
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule

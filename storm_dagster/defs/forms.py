@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import dagster as dg
 from pydantic import Field, create_model
 
-from storm_dagster.defs.catalog import described
+from storm_dagster.defs.keys import described
 from storm_dagster.model.verbs import VERBS, CodeRequest, RequestModel, SubmitRequest, Verb, bounds_of
 
 _HOME: str | None = Field(

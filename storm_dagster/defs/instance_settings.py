@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.pictures.metadata import table
+from storm_dagster.defs.metadata import table
 from storm_dagster.model.instance_advice import instance_advice, sensors_use_threads
 
 SETTINGS_CHECK = "instance_settings"

@@ -1,14 +1,19 @@
-"""Asset keys and tags as Dagster shows them for a cluster without a name of its own. Other tools rely on them.
+"""Asset keys and tags as Dagster shows them for a cluster without a name of its own, and the words of ``catalog.yaml``.
 
-What runs for a named cluster asks :class:`DagsterNames` and :func:`cluster_key`.
+Other tools rely on the keys. What runs for a named cluster asks :class:`DagsterNames` and :func:`cluster_key`.
 """
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import dagster as dg
+from pydantic import Field
 
 from storm_dagster.model.dagster_names import STAGES as STAGE_NAMES
 from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.tables import load_table
 
 GROUP = "submission"
 OWNER = "team:storm"
@@ -38,3 +43,16 @@ UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
 def topology_tags(name: str) -> dict[str, str]:
     """Tags by which the runs of one topology are found in the UI."""
     return {TOPOLOGY_TAG: name}
+
+
+@functools.cache
+def catalog() -> dict[str, Any]:
+    """``catalog.yaml``, which says what it holds."""
+    return load_table(__name__, "catalog")
+
+
+def described(field: str, **settings: Any) -> Any:
+    """A field with the description and the examples that the catalog has for it; ``settings`` are pydantic's."""
+    group, _, name = field.partition(".")
+    words = catalog()["fields"][group][name]
+    return Field(**(words if isinstance(words, dict) else {"description": words}), **settings)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import dagster as dg
 
-from storm_dagster.model.dagster_release import warm_runs_tested
+from storm_dagster.model.dagster_names import warm_runs_tested
 
 log: logging.Logger = logging.getLogger(__name__)
 

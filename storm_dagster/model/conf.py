@@ -17,7 +17,7 @@ import yaml
 
 from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.masking import SECRET_KEYS, public_conf, yaml_problem
+from storm_dagster.model.masking import SECRET_KEYS, mask, yaml_problem
 from storm_dagster.model.security import read_private_file
 from storm_dagster.model.tables import load_table
 
@@ -140,7 +140,7 @@ class ClusterConf:
         return self.values.get(key, default)
 
     def __repr__(self) -> str:
-        return f"ClusterConf({public_conf(self.values)!r})"
+        return f"ClusterConf({mask(self.values)!r})"
 
     def with_values(self, values: Conf, origin: str) -> ClusterConf:
         """A copy with ``values`` laid over, validated."""

@@ -1,7 +1,7 @@
 """Names under which Dagster shows one cluster: jobs, sensors, ops, groups, partitions, asset keys, resource keys.
 
-Pure, because both sides use them: the code location that holds the definitions, and nimbus, which launches by
-name without importing Dagster.
+Both sides use them: the code location that holds the definitions, and nimbus, which launches by
+name without importing Dagster, whose installed release is read here in the same way.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata
 
 from storm_dagster.model.errors import InvalidRequest
 
@@ -27,6 +28,8 @@ HEALING_TAGS = {"dagster/priority": "1000"}
 """Tags of runs that heal: they pass all others."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,60}")
+_WARM_RUNS_TESTED = ((1, 13), (1, 14))
+"""(first release, first excluded release) whose internals warm runs were tested with."""
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,17 @@ class DagsterNames:
     def resource(self, key: str) -> str:
         """Key of a resource."""
         return f"{self.resource_prefix}{self.name(key)}"
+
+
+def dagster_version() -> str:
+    """Version of the installed distribution; "none" without one."""
+    try:
+        return metadata.version("dagster")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def warm_runs_tested(version: str) -> bool:
+    """Whether warm runs were tested with this version of Dagster. With another one runs start the stock way."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and _WARM_RUNS_TESTED[0] <= (int(found[1]), int(found[2])) < _WARM_RUNS_TESTED[1]

@@ -53,11 +53,6 @@ def mask(value: Any, key: object = "") -> Any:
     return mask_text(value) if isinstance(value, str) else value
 
 
-def public_conf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a conf for pages and logs, without secrets (:func:`mask`)."""
-    return mask(values)
-
-
 def yaml_problem(error: Exception) -> str:
     """What is wrong in a YAML text, and where, without the text itself."""
     mark = getattr(error, "problem_mark", None)

@@ -25,8 +25,12 @@ from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.spark_artifacts import add_python_archive, remote_with_session
-from storm_dagster.model.spark_token import derived_spark_token, with_spark_token
+from storm_dagster.model.spark_remote import (
+    add_python_archive,
+    derived_spark_token,
+    remote_with_session,
+    with_spark_token,
+)
 from storm_dagster.spark.session import (
     await_start,
     check_reachable,

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.class_data import class_data_options
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.java import java_command
+from storm_dagster.model.java import class_data_options, java_command
 
 _OURS = ("spark.remote", "spark.master", "spark.connect.port", "spark.driver.memory")
 _GUARDED = (

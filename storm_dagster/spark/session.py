@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.spark_token import with_spark_token
+from storm_dagster.model.spark_remote import with_spark_token
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec, worker_processes
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
-from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.supervisor.worker_user import OWN

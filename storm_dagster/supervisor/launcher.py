@@ -23,7 +23,7 @@ from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec, read_json_object
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
-from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess

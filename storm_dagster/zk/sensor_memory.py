@@ -1,4 +1,4 @@
-"""Stored memory of a sensor between its ticks, where it grows with the cluster.
+"""Stored memory of a sensor between its ticks, where it grows with the cluster, and its form in JSON.
 
 Dagster stores a cursor with every tick, so a cursor only names a record here. A record never changes: a tick that is
 repeated from an older cursor finds what it knew then. The newest eight of a sensor are kept; one that is lost costs
@@ -10,11 +10,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from typing import TypeVar
+
+import msgspec
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidTopology
 from storm_dagster.zk.shards import delete_ops, put_ops, read_sharded
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+M = TypeVar("M")
 
 _log = logging.getLogger(__name__)
 _KEPT = 8
@@ -63,3 +68,23 @@ def store_memory(cluster: StormClusterState, sensor: str, raw: bytes, name: str 
         _log.info("the memory of %s was not stored: %s", sensor, error.message)
         return name
     return made
+
+
+def encode_memory(memory: object) -> bytes:
+    """The memory as JSON with sorted keys: equal memories give equal bytes.
+
+    A ``msgspec.Struct`` is an object of its fields, a named tuple an array, a field that is ``msgspec.UNSET`` is absent.
+    """
+    return msgspec.json.encode(memory, order="sorted")
+
+
+def decode_memory(kind: type[M], raw: bytes | str | None) -> M:
+    """The memory of :func:`encode_memory`; anything else is an empty memory, which only grants time."""
+    try:
+        found = msgspec.json.decode(raw or b"", type=kind)
+        # A part that is absent must not pass for one that was seen: the document has every field, and no other.
+        if msgspec.json.decode(encode_memory(found)) == msgspec.json.decode(raw or b""):
+            return found
+    except (msgspec.MsgspecError, UnicodeError):
+        pass
+    return kind()

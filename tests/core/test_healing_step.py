@@ -16,9 +16,9 @@ from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, Missin
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, HealingStepResult, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingMemory
-from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.records import Assignment, StormBase, SupervisorInfo, WorkerNode, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
+from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 
 SETTINGS = HealingSettings(LivenessLimits(), "b", longest_gap_secs=20)
 UNHURRIED = replace(SETTINGS, limits=LivenessLimits(window_secs=8), longest_gap_secs=float("inf"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.invariants import RULES, violations
+from storm_dagster.core.invariants.rules import RULES, violations
 from storm_dagster.core.invariants.snapshot import (
     ClusterSnapshot,
     GrayNodes,

@@ -15,7 +15,6 @@ from storm_dagster.core.liveness.detection import LivenessLimits, observe
 from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.core.reassignment import Runnable, assignment_of, monitor_batch, offered_supervisors
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement
 from storm_dagster.model.records import (
     Assignment,
@@ -29,6 +28,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
+from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 
 LIMITS = LivenessLimits()
 TABLE = TaskTable(

@@ -9,9 +9,9 @@ import pytest
 
 from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
 from storm_dagster.model.errors import Conflict
-from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.records import StormBase, TopologyStatus
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
+from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 
 ALLOWED: dict[str, dict[str, str]] = {
     "ACTIVE": {

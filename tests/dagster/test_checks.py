@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from storm_dagster.core.invariants import RULES
+from storm_dagster.core.invariants.rules import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
 from storm_dagster.defs.observe.checks import (

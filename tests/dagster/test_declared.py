@@ -18,7 +18,7 @@ from storm_dagster.defs.declared.attributes import TopologyAlerts
 from storm_dagster.defs.declared.checks import check_results
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
 from storm_dagster.defs.declared.deploy import read_actual
-from storm_dagster.defs.declared.metadata import workers_markdown
+from storm_dagster.defs.declared.topology import workers_markdown
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_rigs.dagster_world import DagsterWorld

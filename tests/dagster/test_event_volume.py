@@ -14,7 +14,6 @@ from storm_dagster.core.liveness.detection import LivenessLimits, observe
 from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory, recoveries, restarts
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.observe.sensors import cluster_events
-from storm_dagster.model.memory_codec import decode_memory
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -26,7 +25,7 @@ from storm_dagster.model.records import (
     WorkerSlot,
 )
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
-from storm_dagster.zk.sensor_memory import load_memory
+from storm_dagster.zk.sensor_memory import decode_memory, load_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import AssetEvent, shown
 

@@ -6,7 +6,7 @@ from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, Missin
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory
 from storm_dagster.defs.lifecycle.sensor import LifecycleMemory
-from storm_dagster.model.memory_codec import decode_memory
+from storm_dagster.zk.sensor_memory import decode_memory
 
 HEALING = (
     b'{"alarm":"4 of 9 workers vanished","asked":{"wc-1-1:3:dead_worker@s1-6700":[104.0,"0123456789ab"]},"attempts":{"wc-1-1:3:dead_worker@s1-6700":[2,104.0]},'

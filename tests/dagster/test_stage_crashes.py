@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from storm_dagster.core.invariants import RULES, violations
+from storm_dagster.core.invariants.rules import RULES, violations
 from storm_dagster.defs.keys import STAGES
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.home_conf import cluster_conf

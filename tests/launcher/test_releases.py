@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from storm_dagster.model.dagster_release import dagster_version, warm_runs_tested
+from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
 
 
 @pytest.mark.parametrize(

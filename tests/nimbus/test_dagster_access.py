@@ -16,7 +16,7 @@ import pytest
 
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.masking import HIDDEN, public_conf
+from storm_dagster.model.masking import HIDDEN, mask
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_rigs.dagster_server import DagsterServer
@@ -195,7 +195,7 @@ def test_a_conf_is_shown_without_its_credentials(tmp_path: Path) -> None:
         "dagster.graphql.headers": {"Dagster-Cloud-Api-Token": "planted", "X-Plain": "planted"},
         "dagster.graphql.token.file": "/etc/storm_dagster/token",
     }
-    assert public_conf(values) == {
+    assert mask(values) == {
         "dagster.graphql.url": f"https://{HIDDEN}@dagster.example/graphql",
         "dagster.graphql.headers": {"Dagster-Cloud-Api-Token": HIDDEN, "X-Plain": HIDDEN},
         "dagster.graphql.token.file": "/etc/storm_dagster/token",

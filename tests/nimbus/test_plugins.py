@@ -19,9 +19,8 @@ from storm_dagster.model.view import Versioned
 from storm_dagster.nimbus.container import ContainerHeartbeat
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.operations import inimbus
-from storm_dagster.operations.assignment_records import append_assignment
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.transactions import commit
+from storm_dagster.operations.transactions import append_assignment, commit
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState, connect_session

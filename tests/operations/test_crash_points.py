@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import storm_dagster.operations
-from storm_dagster.core.invariants import RULES, ClusterSnapshot, violations
+from storm_dagster.core.invariants.rules import RULES, ClusterSnapshot, violations
 from storm_dagster.model.errors import Conflict, NotAlive
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.read.inspection import take_snapshot

@@ -15,7 +15,6 @@ from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
-from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.records import TopologyStatus, encode_record
 from storm_dagster.operations.live import lifecycle
@@ -24,6 +23,7 @@ from storm_dagster.operations.live.deploy import restart
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.status import show_document
+from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper

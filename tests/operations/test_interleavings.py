@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.invariants import RULES, violations
+from storm_dagster.core.invariants.rules import RULES, violations
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths

@@ -11,11 +11,11 @@ from storm_dagster.core.slots.model import desired_slots
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import AlreadyAlive, Conflict, Corrupt, Fenced, InvalidTopology, NotAlive, Unavailable
-from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.names import conf_key, jar_key
 from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.operations.submit.submission import update_differences
+from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 from storm_rigs.archives import pack_archive
 from storm_rigs.world import Crash, World
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from storm_dagster.core.invariants import violations
+from storm_dagster.core.invariants.rules import violations
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, NotAlive
 from storm_dagster.model.log_levels import level_in_force

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.invariants import violations
+from storm_dagster.core.invariants.rules import violations
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     AlreadyAlive,

@@ -13,9 +13,9 @@ from storm_dagster.model.conf import load_cluster_conf, parse_assignments
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.exposure import check_exposure, make_private
-from storm_dagster.model.masking import HIDDEN, SECRET_KEYS, is_secret_key, public_conf
+from storm_dagster.model.masking import HIDDEN, SECRET_KEYS, is_secret_key, mask
 from storm_dagster.model.security import Security
-from storm_dagster.model.spark_token import spark_token, with_spark_token
+from storm_dagster.model.spark_remote import spark_token, with_spark_token
 
 SECRET = "a-secret-planted-for-tests-4711"
 
@@ -73,7 +73,7 @@ def test_a_shown_conf_hides_secrets_at_any_depth() -> None:
         "topology.workers": 3,
         "storm.zookeeper.port": 2181,
     }
-    shown = public_conf(given)
+    shown = mask(given)
     assert shown["storm.secret"] == shown["my.db.password"] == shown["storm.zookeeper.auth.payload"] == HIDDEN
     assert shown["topology.environment"] == {"AWS_SECRET_ACCESS_KEY": HIDDEN, "LANG": "C"}
     assert shown["my.list"] == [{"api_token": HIDDEN, "n": 1}]
@@ -98,7 +98,7 @@ PLANTED: dict[str, object] = {
 
 
 def test_no_planted_value_is_shown_in_a_conf_or_in_metadata() -> None:
-    shown = public_conf(PLANTED)
+    shown = mask(PLANTED)
     assert "planted" not in str(shown) and "47114711" not in str(shown)
     assert shown["topology.spark.remote"] == f"sc://h:15002/;token={HIDDEN};user_id=me"
     assert shown["db.secret"] == {"value": HIDDEN}
@@ -107,9 +107,9 @@ def test_no_planted_value_is_shown_in_a_conf_or_in_metadata() -> None:
 def test_what_is_no_secret_is_shown() -> None:
     plain = {key: "value" for key in CONF_KEYS if not is_secret_key(key)}
     assert set(CONF_KEYS) - set(plain) == SECRET_KEYS
-    assert public_conf(plain) == plain
+    assert mask(plain) == plain
     given = {"token.ttl.secs": 60, "keyboard": "qwerty", "monkey": 1, "x.enabled": True, "path": "/a:b@c?x=1"}
-    assert public_conf(given) == given
+    assert mask(given) == given
 
 
 @pytest.mark.parametrize("value", [99887766554433221100, ["planted", 1], {"a": "planted"}, 1.5])

@@ -18,7 +18,7 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Corrupt, Unavailable
-from storm_dagster.model.spark_artifacts import add_python_archive, remote_with_session
+from storm_dagster.model.spark_remote import add_python_archive, remote_with_session
 from storm_dagster.operations.read.plan_file import plan_text
 from storm_dagster.spark.planner import (
     ClusterSessionIds,

@@ -10,7 +10,7 @@ import pytest
 
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.spark_token import SPARK_TOKEN, derived_spark_token
+from storm_dagster.model.spark_remote import SPARK_TOKEN, derived_spark_token
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 from storm_dagster.spark.session import ask_version
 from storm_dagster.spark.warm_up import WARM_BATCH

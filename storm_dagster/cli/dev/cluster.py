@@ -17,7 +17,7 @@ from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
 from storm_dagster.cli.dev.ending import end_cluster, family, marks_of
 from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, code_socket, daemon_environment, prepare_dagster_home
-from storm_dagster.model.dagster_release import dagster_version, warm_runs_tested
+from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
 from storm_dagster.model.endpoints import (
     ClusterFile,
     DagsterEndpoint,

@@ -1,4 +1,4 @@
-"""Memory of an observer between two polls of the cluster; :mod:`storm_dagster.model.memory_codec` stores it."""
+"""Memory of an observer between two polls of the cluster; :mod:`storm_dagster.zk.sensor_memory` stores it."""
 
 from __future__ import annotations
 

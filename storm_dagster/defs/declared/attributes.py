@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 from pydantic import ConfigDict
 
-from storm_dagster.defs.catalog import described
+from storm_dagster.defs.keys import described
 
 
 class _Strict(dg.Model, dg.Resolvable):

@@ -9,11 +9,10 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.declared.attributes import FreshnessAttributes, TopologyAlerts
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
-from storm_dagster.defs.declared.metadata import spout_metrics
-from storm_dagster.defs.pictures.metadata import table
+from storm_dagster.defs.keys import catalog
+from storm_dagster.defs.metadata import table
 
 LAST_UPDATED = "dagster/last_updated_timestamp"
 """Dagster's metadata key for the time of which an observation speaks."""
@@ -70,6 +69,22 @@ def check_results(
                 metadata={limit_name: value, "limit": limit},
             )
     return found
+
+
+def spout_metrics(document: Mapping[str, Any] | None) -> tuple[float, float]:
+    """(mean complete latency in ms, share of tuples that failed) over all spouts."""
+    acked = failed = 0
+    weighted = 0.0
+    for part in ((document or {}).get("components") or {}).values():
+        stats = part.get("stats") or {}
+        if part.get("type") == "spout":
+            acked += int(stats.get("acked") or 0)
+            failed += int(stats.get("failed") or 0)
+            weighted += float(stats.get("complete_ms") or 0.0) * int(stats.get("acked") or 0)
+    return (
+        round(weighted / acked, 3) if acked else 0.0,
+        round(failed / (acked + failed), 5) if acked + failed else 0.0,
+    )
 
 
 def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetCheckResult:

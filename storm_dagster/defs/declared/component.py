@@ -25,7 +25,6 @@ from dagster.components import ComponentTypeSpec, Scaffolder, ScaffoldRequest, s
 from dagster.components.component_scaffolding import scaffold_component
 from pydantic import ConfigDict, Field
 
-from storm_dagster.defs.catalog import described
 from storm_dagster.defs.declared.assets import topology_assets
 from storm_dagster.defs.declared.attributes import (
     FreshnessAttributes,
@@ -37,7 +36,7 @@ from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, de
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
-from storm_dagster.defs.keys import OWNER
+from storm_dagster.defs.keys import OWNER, described
 from storm_dagster.defs.observe.history import DECLARED, remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource

@@ -1,4 +1,4 @@
-"""A declared topology with its settings, and snapshots of its running state."""
+"""A declared topology with its settings, and snapshots of its running state with the metadata that show it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import dagster as dg
 
@@ -15,13 +16,15 @@ from storm_dagster.defs.declared.attributes import FreshnessAttributes, Schedule
 from storm_dagster.defs.declared.checks import check_results
 from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
-from storm_dagster.defs.declared.metadata import component_state, topology_state, workers_markdown
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+_MOST_WORKERS = 100
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,36 @@ def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None
     event = instance.get_latest_materialization_event(key)
     made = event.asset_materialization if event is not None else None
     return None if made is None else (made.tags or {}).get(DATA_VERSION_TAG, "")
+
+
+def component_state(document: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
+    """Component -> how many tasks and executors it has."""
+    parts = ((document or {}).get("components") or {}).items()
+    return {name: {"tasks": len(part["tasks"]), "executors": part["executors"]} for name, part in parts}
+
+
+def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The topology in a few numbers, none of which changes while nothing happens."""
+    if document is None:
+        return {"topology_id": "none", "status": "NOT RUNNING", "workers": 0, "tasks": 0, "running": 0}
+    return {
+        "topology_id": str(document["id"]),
+        "status": str(document["status"]),
+        "workers": len(document["workers"]),
+        "tasks": len(document["tasks"]),
+        "running": sum(1 for task in document["tasks"] if task["status"] == "running"),
+    }
+
+
+def workers_markdown(document: Mapping[str, Any], services: Mapping[str, str | None]) -> dg.MarkdownMetadataValue:
+    """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP service."""
+    rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
+    for worker in document["workers"][:_MOST_WORKERS]:
+        place, base = f"{worker['host']}:{worker['port']}", services.get(worker["node"])
+        file = quote(f"{document['id']}/{worker['port']}/worker.log", safe="")
+        linked = f"[{place}]({base}/api/v1/log?file={file})" if base else place
+        tasks, code = encode_ranges(worker["tasks"]), str(worker["version"] or "")[:16]
+        rows.append(f"| {linked} | {worker['pid'] or 'none'} | {tasks} | {code} |")
+    if len(document["workers"]) > _MOST_WORKERS:
+        rows.append(f"| ... and {len(document['workers']) - _MOST_WORKERS} more | | | |")
+    return dg.MetadataValue.md("\n".join(rows))

@@ -41,7 +41,7 @@ from storm_dagster.defs.healing.memory import (
 )
 from storm_dagster.defs.instance_settings import tick_limit
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, SUPERVISORS, UNFINISHED_STATUSES, WAITING_STATUSES, WORKERS
-from storm_dagster.defs.pictures.metadata import table
+from storm_dagster.defs.metadata import table
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.zookeeper_sensor import LONGEST_TICK_SECS
 from storm_dagster.model import paths

@@ -23,9 +23,8 @@ from storm_dagster.core.liveness.memory import FirstSeen
 from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames
-from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.zk.sensor_memory import load_memory, store_memory
+from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 REASSIGN_JOB = "reassign_topologies"

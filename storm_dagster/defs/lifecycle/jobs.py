@@ -16,10 +16,9 @@ from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import may_drop
-from storm_dagster.defs.pictures.metadata import table
+from storm_dagster.defs.metadata import stored_metadata, table
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
-from storm_dagster.defs.submission.metadata import stored_metadata
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, parse_workers

@@ -22,9 +22,8 @@ from storm_dagster.defs.resources.operating import Handles, connect
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import SUBMIT_JOB, DagsterNames
 from storm_dagster.model.errors import Fenced, Unavailable
-from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.operations.live.lifecycle import finish_due
-from storm_dagster.zk.sensor_memory import load_memory, store_memory
+from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 
 _log = logging.getLogger(__name__)
 _NAME = "lifecycle_sensor"

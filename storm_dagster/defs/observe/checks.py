@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.invariants import RULES
+from storm_dagster.core.invariants.rules import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.core.reassignment import current_topology
 from storm_dagster.core.scheduling.assignment_checks import (
@@ -26,10 +26,10 @@ from storm_dagster.core.scheduling.assignment_checks import (
 )
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import bind, cluster_key
-from storm_dagster.defs.catalog import catalog
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
-from storm_dagster.defs.pictures.metadata import notes, table
+from storm_dagster.defs.keys import catalog
+from storm_dagster.defs.metadata import notes, table
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames
@@ -39,7 +39,7 @@ from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
-from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
 from storm_dagster.operations.read.diagnosing import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
@@ -135,9 +135,6 @@ def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
 
 def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
     """No active topology has a bottleneck, a growing lag or another finding of ``show``; else each with its remedy."""
-    # zmq is not needed to load definitions.
-    from storm_dagster.operations.live.worker_requests import ask_topology_master
-
     with step_errors(), zookeeper.cluster() as cluster:
         view, security, now = cluster.load_view(), Security.of(zookeeper.conf()), int(time.time())
         active = [one for one in view.topologies.values() if one.base.status == "ACTIVE"]

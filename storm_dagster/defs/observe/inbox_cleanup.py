@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import dagster as dg
 
 from storm_dagster.defs.keys import INBOX
+from storm_dagster.defs.metadata import notes
 from storm_dagster.defs.observe.history import newest_observation
-from storm_dagster.defs.pictures.metadata import notes
 from storm_dagster.defs.resources.operating import Handles, connect, operations
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import StormDagsterError

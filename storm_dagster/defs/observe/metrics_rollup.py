@@ -19,7 +19,7 @@ import dagster as dg
 from storm_dagster.defs.binding import asset_settings, bind
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import TOPOLOGY_STATS
-from storm_dagster.defs.pictures.metadata import table
+from storm_dagster.defs.metadata import table
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.dagster_names import DagsterNames

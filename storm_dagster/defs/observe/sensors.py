@@ -14,8 +14,8 @@ import dagster as dg
 
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
+from storm_dagster.defs.metadata import component_counts, notes, picture_markdown, table
 from storm_dagster.defs.observe.checks import CHECK_ASSETS, outcome_of, view_findings, violations_result
-from storm_dagster.defs.pictures.metadata import component_counts, notes, picture_markdown, table
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError, Unavailable

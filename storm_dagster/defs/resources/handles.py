@@ -17,7 +17,7 @@ from pydantic import PrivateAttr
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.defs.catalog import described
+from storm_dagster.defs.keys import described
 from storm_dagster.defs.resources.local_cluster import ensure_local_cluster
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import home_dir

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.client import NimbusClient, upload_target
-from storm_dagster.defs.catalog import described
+from storm_dagster.defs.keys import described
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.packaging.target import check_inside, target_roots

@@ -15,6 +15,7 @@ from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import SupervisorInfo, WorkerNode
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
+from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 
 _TAIL_BYTES = 64 * 1024
 
@@ -88,10 +89,6 @@ class WorkersResource(_Finder):
 
     def stack_dump(self, worker: RunningWorker) -> dict[str, Any]:
         """Stack of every thread of the worker, asked of the worker itself; :class:`Unavailable` if it is silent."""
-        # zmq is not needed to load definitions.
-        from storm_dagster.operations.live.worker_curve import link_key_of
-        from storm_dagster.operations.live.worker_requests import ask_worker
-
         key = link_key_of(Security.of(self.conf()), worker.topology_id)
         return ask_worker(worker.host, worker.port, worker.record.token, "stacks", link_key=key)
 

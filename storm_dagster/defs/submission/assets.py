@@ -16,10 +16,7 @@ from storm_dagster.defs import keys
 from storm_dagster.defs.binding import asset_settings, bind, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
-from storm_dagster.defs.pictures.metadata import table
-from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
-from storm_dagster.defs.resources.operating import Handles, operations, tag_run, tags_of, token_for
-from storm_dagster.defs.submission.metadata import (
+from storm_dagster.defs.metadata import (
     active_metadata,
     code_metadata,
     conf_metadata,
@@ -28,9 +25,12 @@ from storm_dagster.defs.submission.metadata import (
     placement_metadata,
     planned_metadata,
     published_metadata,
+    table,
     task_components,
     tasks_metadata,
 )
+from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
+from storm_dagster.defs.resources.operating import Handles, operations, tag_run, tags_of, token_for
 from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name

@@ -20,7 +20,7 @@ from storm_dagster.http.logs.tree import LogTree
 from storm_dagster.http.query import query_flag, query_int, query_text, query_word
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
-from storm_dagster.model.masking import public_conf
+from storm_dagster.model.masking import mask
 
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
@@ -83,7 +83,7 @@ class LogRoutes:
         if command in reading:
             return reading[command](request)
         if command == "showConf":
-            return JSONResponse(public_conf(self._conf))
+            return JSONResponse(mask(self._conf))
         port = query_int(request, "workerPort")
         if port is None or not 0 <= port <= 65535:
             raise InvalidRequest("workerPort must be the port of a worker, such as workerPort=6900")

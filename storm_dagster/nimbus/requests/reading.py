@@ -17,7 +17,7 @@ from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
-from storm_dagster.model.masking import public_conf
+from storm_dagster.model.masking import mask
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import Security
@@ -190,7 +190,7 @@ class ClusterReader:
 
     def shown_conf(self, topology_id: str) -> dict[str, Any]:
         """Total conf of a running topology without secrets; a limited user sees the topology's part of it."""
-        conf = public_conf(self.runnable(topology_id).conf)
+        conf = mask(self.runnable(topology_id).conf)
         if LIMITED_USER.get() is None:
             return conf
         return {key: value for key, value in conf.items() if key.startswith("topology.") or key not in CONF_KEYS}

@@ -12,8 +12,7 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import LetterQuestion, StateQuestion
-from storm_dagster.operations.live.worker_curve import link_key_of
-from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 
 _ALL_SECS = 10.0
 _MOST = 1000

@@ -13,8 +13,7 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import HistoryQuestion
-from storm_dagster.operations.live.worker_curve import link_key_of
-from storm_dagster.operations.live.worker_requests import ask_topology_master
+from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
 
 _log = logging.getLogger(__name__)
 

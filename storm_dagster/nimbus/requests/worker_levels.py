@@ -13,8 +13,7 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.live.log_levels import keep_log_levels
-from storm_dagster.operations.live.worker_curve import link_key_of
-from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0

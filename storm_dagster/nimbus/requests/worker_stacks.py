@@ -8,8 +8,7 @@ from storm_dagster.http.logs.stacks import stacks_text
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.live.worker_curve import link_key_of
-from storm_dagster.operations.live.worker_requests import ask_worker
+from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 
 _ANSWER_SECS = 2.0
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
-from storm_dagster.model.masking import public_conf
+from storm_dagster.model.masking import mask
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -160,7 +160,7 @@ class NimbusHandler:
 
     def getNimbusConf(self) -> str:
         """The cluster's conf as JSON, without secrets."""
-        return json.dumps(public_conf(self._nimbus.conf.values), default=str)
+        return json.dumps(mask(self._nimbus.conf.values), default=str)
 
     def isTopologyNameAllowed(self, name: str | None) -> bool:
         """Whether the name is free; :class:`RefusedCall` for an invalid one."""

@@ -18,9 +18,8 @@ from storm_dagster.model.records import encode_record
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment, with_change
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
-from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
@@ -33,7 +32,13 @@ from storm_dagster.operations.submit.publishing import (
 from storm_dagster.operations.submit.staging import read_record, read_token, read_topology
 from storm_dagster.operations.submit.submission import SUBMIT, stage_code, stage_conf, stage_tasks, take_over
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
-from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
+from storm_dagster.operations.transactions import (
+    append_assignment,
+    bump_assignments_version,
+    commit,
+    retry_on_conflict,
+    with_change,
+)
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
@@ -226,9 +231,6 @@ def _quiet(topology: TopologyView, link_key: str) -> bool:
 
 
 def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
-    # Every Dagster process loads this module; only a hot deploy needs ZeroMQ.
-    from storm_dagster.operations.live.worker_requests import ask_worker
-
     try:
         answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key)
     except StormDagsterError:

@@ -15,12 +15,18 @@ from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.view import ClusterView
-from storm_dagster.operations.assignment_records import append_assignment, with_change
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
-from storm_dagster.operations.transactions import ReplyLost, bump_assignments_version, commit, retry_on_conflict
+from storm_dagster.operations.transactions import (
+    ReplyLost,
+    append_assignment,
+    bump_assignments_version,
+    commit,
+    retry_on_conflict,
+    with_change,
+)
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 REASSIGN = operation("reassign", "reassign", "store.placement.json")

@@ -1,14 +1,19 @@
-"""Requests to a running worker: statistics (of the whole topology, if it runs the topology master), stacks, a ping."""
+"""Requests to a running worker: statistics (of the whole topology, if it runs the topology master), stacks, a ping.
+
+When the cluster has a secret, they and what workers send each other go over CurveZMQ. Every worker of a topology serves
+with one key, derived from the cluster's secret and the topology's id. Its public half is published nowhere: a client
+needs it for the handshake, so that only a process that can derive the key connects, and a worker of another topology
+cannot. ZeroMQ encrypts what follows with keys of the session.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
-
-import zmq
+from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
+from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import (
     HistoryQuestion,
@@ -19,11 +24,50 @@ from storm_dagster.model.wire import (
     StateQuestion,
     encode_request,
 )
-from storm_dagster.operations.live.worker_curve import secure_client
+
+if TYPE_CHECKING:
+    import zmq
 
 _STARTING_SECS = 0.2
 _MOST_BYTES = 32 * 1024**2
 """Largest answer that is taken from a worker, in which code of users runs."""
+
+
+def link_key_of(security: Security, topology_id: str) -> str:
+    """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on loopback).
+
+    Derived from the oldest secret that counts: while the secret is changed, workers that start reach those that run.
+    """
+    return "" if security.secret is None else security.derived(f"worker links of {topology_id}", -1).hex()
+
+
+# Every Dagster process loads this module, and few of them talk to a worker: ZeroMQ is imported when it is needed.
+
+
+def _secret_half(link_key: str) -> bytes:
+    from zmq.utils import z85
+
+    return z85.encode(bytes.fromhex(link_key))
+
+
+def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
+    """Before ``bind``: admit only clients that know the key; does nothing for an empty one."""
+    if link_key:
+        import zmq
+
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, _secret_half(link_key))
+
+
+def secure_client(socket: zmq.Socket[Any], link_key: str) -> None:
+    """Before ``connect``: prove knowledge of the key; does nothing for an empty one."""
+    if link_key:
+        import zmq
+
+        public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(_secret_half(link_key)))
 
 
 def ask_worker(
@@ -45,6 +89,8 @@ def ask_worker(
     ``dead_letters``, ``history`` with ``history``.
     Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
     """
+    import zmq
+
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)

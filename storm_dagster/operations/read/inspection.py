@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.invariants import RULES
-from storm_dagster.core.invariants import violations as violations_of
+from storm_dagster.core.invariants.rules import RULES
+from storm_dagster.core.invariants.rules import violations as violations_of
 from storm_dagster.core.invariants.snapshot import (
     ClusterSnapshot,
     GrayNodes,

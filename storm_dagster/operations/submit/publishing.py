@@ -18,7 +18,6 @@ from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_
 from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.assignment_records import append_assignment, read_backup, with_change
 from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
@@ -35,7 +34,14 @@ from storm_dagster.operations.submit.staging import (
     read_topology,
     write_part,
 )
-from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
+from storm_dagster.operations.transactions import (
+    append_assignment,
+    bump_assignments_version,
+    commit,
+    read_backup,
+    retry_on_conflict,
+    with_change,
+)
 from storm_dagster.zk.shards import delete_ops
 
 STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")

@@ -22,7 +22,7 @@ from storm_dagster.core.submission.tasks import number_tasks, wanted_executors
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
-from storm_dagster.model.masking import public_conf
+from storm_dagster.model.masking import mask
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
@@ -247,8 +247,8 @@ def update_differences(ctx: OperationsContext, topology: TopologyView, handle: s
     old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
     new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
     found = conf_differences(old, new)
-    before = public_conf({key: pair[0] for key, pair in found.items()})
-    after = public_conf({key: pair[1] for key, pair in found.items()})
+    before = mask({key: pair[0] for key, pair in found.items()})
+    after = mask({key: pair[1] for key, pair in found.items()})
     return {key: {"old": before[key], "new": after[key]} for key in found}
 
 

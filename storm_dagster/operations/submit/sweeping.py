@@ -6,7 +6,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import code_dir_of_blob_key, code_key, conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import StormBase
-from storm_dagster.model.spark_token import derived_spark_token
+from storm_dagster.model.spark_remote import derived_spark_token
 from storm_dagster.operations.context import OperationsContext, load_code
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storm_dagster.core.invariants import ClusterSnapshot, violations
+from storm_dagster.core.invariants.rules import ClusterSnapshot, violations
 from storm_dagster.model import paths
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.records import Assignment, StormBase

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote_plus
 
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
-from storm_dagster.model.masking import public_conf
+from storm_dagster.model.masking import mask
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
@@ -35,7 +35,7 @@ class ClusterPages:
 
     def configuration(self) -> dict[str, Any]:
         """The cluster's conf; secrets are hidden."""
-        return public_conf(self._nimbus.conf.values)
+        return mask(self._nimbus.conf.values)
 
     def summary(self) -> dict[str, Any]:
         """Metrics of the whole cluster."""

@@ -1,6 +1,6 @@
-"""Token of the embedded Spark Connect server: only clients that know it run code there.
+"""Spark Connect servers as clients reach them: their token, ids of sessions, and the Python archives that these get.
 
-It lies in ``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or derived
+Only clients that know the token of an embedded server run code there. It lies in ``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or derived
 from ``storm.secret``, for the cluster's servers on any host. Clients send it in the header of Spark's
 pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
 """
@@ -8,6 +8,8 @@ pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS
 from __future__ import annotations
 
 import secrets
+import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +64,38 @@ def with_spark_token(url: str, home: Path | None = None, derived: str | None = N
     if host not in _LOOPBACK and scope != _EVERYWHERE:
         return url
     return f"sc://{authority}/{parameters if slash else ''};authorization=Bearer%20{token}"
+
+
+def add_python_archive(session: Any, archive: Path) -> None:
+    """Send the archive to the session's server, whose Python workers import from it.
+
+    pyspark also puts it first on this process's own ``sys.path``, which processes of ``multiprocessing`` take over. It is
+    taken off again: this process has these modules, the archive of this package holds only what Spark's workers need,
+    and a temporary file is gone a moment later.
+    """
+    before = list(sys.path)
+    try:
+        session.addArtifacts(str(archive), pyfile=True)
+    finally:
+        if str(archive) not in before:
+            sys.path[:] = [entry for entry in sys.path if entry != str(archive)]
+
+
+def query_session_id(code: str, number: int) -> str:
+    """Id of the session that the queries of a topology's code share; the one after it when the server has closed this.
+
+    ``code`` is the topology's id, with the number of its version. A server refuses the id of a closed session for ever.
+    """
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"storm_dagster/{code}/{number}"))
+
+
+def remote_with_session(remote: str, session_id: str, user: str = "storm") -> str:
+    """The Spark Connect URL that attaches to the session; a URL that names one itself is left as it is."""
+    if ";session_id=" in remote:
+        return remote
+    base, slash, parameters = remote.partition("/;")
+    named = [part for part in parameters.split(";") if part] if slash else []
+    named.append(f"session_id={session_id}")
+    if not any(part.startswith("user_id=") for part in named):
+        named.append(f"user_id={user}")
+    return f"{base.rstrip('/')}/;{';'.join(named)}"

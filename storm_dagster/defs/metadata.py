@@ -1,0 +1,248 @@
+"""Dagster metadata: tables, pictures, and reports of the stages of a submission.
+
+Tables are cut at 500 rows, with a note; secrets are blotted out by the name of their conf key, because
+metadata is stored for ever and shown to everyone who opens the UI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.core.pictures.svg import data_uri
+from storm_dagster.model import paths
+from storm_dagster.model.masking import mask
+from storm_dagster.model.placement import TopologyPlacement
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import Assignment, TaskTable
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.operations import results
+from storm_dagster.operations.context import OperationsContext
+
+_MOST_ROWS = 500
+
+Cell = str | int | float | bool | None
+"""What a table may hold."""
+
+
+def notes(lines: Iterable[str], nothing: str = "none") -> dg.MarkdownMetadataValue:
+    """Sentences as a markdown list."""
+    return dg.MetadataValue.md("\n".join(f"- {_md(line)}" for line in lines) or nothing)
+
+
+def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue:
+    """A table. ``columns`` are names in one text, those of no strings with their type: ``"task:int component"``.
+
+    Above 500 rows the first column of strings says in the last row how many are missing.
+    """
+    kinds = {name: kind or "string" for name, _, kind in (column.partition(":") for column in columns.split())}
+    shown: list[dict[str, Cell]] = [dict(zip(kinds, row, strict=True)) for row in rows[:_MOST_ROWS]]
+    if len(rows) > _MOST_ROWS:
+        more = [f"... and {len(rows) - _MOST_ROWS} more"]
+        shown.append({name: more.pop() if more and kind == "string" else None for name, kind in kinds.items()})
+    return dg.MetadataValue.table(
+        records=[dg.TableRecord(row) for row in shown],
+        schema=dg.TableSchema(columns=[dg.TableColumn(name=name, type=kind) for name, kind in kinds.items()]),
+    )
+
+
+def blobs_table(blobs: Iterable[Any]) -> dg.TableMetadataValue:
+    """Blobs (anything with key, size and sha256): what is stored, how large, and the content's hash."""
+    return table("key bytes:int sha256", [(blob.key, blob.size, blob.sha256) for blob in blobs])
+
+
+def components_table(topology: TopologySpec) -> dg.TableMetadataValue:
+    """The topology as its author wrote it: components, parallelism, inputs."""
+    rows: list[Sequence[Cell]] = []
+    for component, kind, spec in topology.components():
+        code = spec.object.python or " ".join(spec.object.shell or ())
+        inputs = ", ".join(
+            f"{i.component}{'' if i.stream == 'default' else '.' + i.stream} ({i.grouping.type}"
+            f"{': ' + '/'.join(i.grouping.fields) if i.grouping.fields else ''})"
+            for i in spec.inputs
+        )
+        rows.append((component, kind, spec.parallelism, inputs, code))
+    return table("component type parallelism:int inputs code", rows)
+
+
+def tasks_table(tasks: TaskTable) -> dg.TableMetadataValue:
+    """Components and the ids of their tasks."""
+    return table(
+        "component type tasks count:int",
+        [(name, part.type, part.tasks, len(part.ids)) for name, part in tasks.components.items()],
+    )
+
+
+def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[str, int]:
+    """Component -> how many of ``ids`` are its tasks."""
+    return dict(sorted(Counter(components.get(task, "?") for task in ids).items()))
+
+
+def slots_table(slots: Sequence[SlotTasks], components: Mapping[int, str]) -> dg.TableMetadataValue:
+    """The assignment: which slot runs which tasks of which components."""
+    rows: list[Sequence[Cell]] = []
+    for slot in slots:
+        counts = component_counts(slot.tasks, components)
+        names = ", ".join(f"{name} x{count}" for name, count in counts.items())
+        rows.append((slot.host, slot.port, slot.node, encode_ranges(slot.tasks), len(slot.tasks), names, slot.kept))
+    return table("host port:int supervisor tasks count:int components kept:bool", rows)
+
+
+def picture_markdown(svg: str) -> dg.MarkdownMetadataValue:
+    """A picture of tasks on slots, inline: nothing is fetched to show it."""
+    return dg.MetadataValue.md(f"![tasks on slots]({data_uri(svg)})")
+
+
+def unassigned_table(unassigned: Mapping[int, str], components: Mapping[int, str]) -> dg.TableMetadataValue:
+    """Tasks without a slot, grouped by the reason."""
+    by_reason: dict[tuple[str, str], list[int]] = {}
+    for task, reason in unassigned.items():
+        by_reason.setdefault((components.get(task, "?"), reason), []).append(task)
+    return table(
+        "component tasks reason",
+        [(component, encode_ranges(tasks), reason) for (component, reason), tasks in sorted(by_reason.items())],
+    )
+
+
+def assignment_metadata(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> dict[str, Any]:
+    """Table, picture and the numbers that Dagster plots over time, for one assignment."""
+    sizes = [len(slot.tasks) for slot in slots]
+    return {
+        "assignment": slots_table(slots, components),
+        "tasks_on_slots": picture_markdown(slots_picture(slots, components, title)),
+        "workers": len(slots),
+        "tasks": sum(sizes),
+        "hosts": len({slot.host for slot in slots}),
+        "tasks_per_worker_max": max(sizes, default=0),
+        "tasks_per_worker_min": min(sizes, default=0),
+        # Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice the average.
+        "balance": round(sum(sizes) / (len(sizes) * max(sizes)), 4) if any(sizes) else 1.0,
+    }
+
+
+def nodes_table(versions: Mapping[str, int]) -> dg.TableMetadataValue:
+    """ZooKeeper paths and the data version that each has now."""
+    return table("path version:int", list(versions.items()))
+
+
+def _md(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", text.replace("\n", " "))
+
+
+def fields_of(report: results.TopologyResult, names: str) -> dict[str, Any]:
+    """Those fields of a result that are shown as they are."""
+    return {name: getattr(report, name) for name in names.split()}
+
+
+def conf_metadata(report: results.ConfResult) -> dict[str, Any]:
+    """Stage 1: id, token, epoch, the normalized conf, components, warnings."""
+    components = list(report.topology.components())
+    return {
+        **fields_of(report, "topology_id token epoch"),
+        "conf": dg.MetadataValue.json(mask(report.conf)),
+        "components": components_table(report.topology),
+        "warnings": notes(report.warnings),
+        "warning_count": len(report.warnings),
+        "component_count": len(components),
+        "executors": sum(spec.parallelism for _, _, spec in components),
+        "already_published": report.published,
+        "replaces": report.replaces or "nothing",
+    }
+
+
+def code_metadata(report: results.CodeResult) -> dict[str, Any]:
+    """Stage 2: the blobs with size and hash, and how many nimbuses hold each."""
+    return {
+        **fields_of(report, "topology_id degraded"),
+        "blobs": blobs_table(report.blobs),
+        "copies": table("key copies:int", list(report.copies.items())),
+        "code_bytes": sum(blob.size for blob in report.blobs),
+        "copies_min": min(report.copies.values(), default=0),
+        "copies_wanted": report.wanted_copies,
+    }
+
+
+def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
+    """Stage 3: which tasks belong to which component, and how they are grouped into executors."""
+    return {
+        **fields_of(report, "topology_id tasks workers"),
+        "tasks_by_component": tasks_table(report.table),
+        "executors_by_component": dg.MetadataValue.json(dict(report.executors)),
+        "executors": sum(report.executors.values()),
+    }
+
+
+def placement_metadata(placement: TopologyPlacement, components: Mapping[int, str], title: str) -> dict[str, Any]:
+    """A planner's outcome: slots, picture, what moved, what has no slot and why."""
+    slots = [SlotTasks(w.node, w.host, w.port, w.tasks, w.kept) for w in placement.workers]
+    return {
+        **assignment_metadata(slots, components, title),
+        "outcome": placement.status,
+        "moved_tasks": placement.moved,
+        "unassigned_tasks": len(placement.unassigned),
+        "unassigned": unassigned_table(placement.unassigned, components),
+        "warnings": notes(placement.warnings),
+        "reasons": table(
+            "task:int component why",
+            [(task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())],
+        ),
+    }
+
+
+def planned_metadata(report: results.AssignmentResult, components: Mapping[int, str]) -> dict[str, Any]:
+    """Stage 4: the placement, who computed it and how long it took."""
+    return {
+        **fields_of(report, "topology_id planner"),
+        **placement_metadata(report.placement, components, f"{report.name}: tasks on slots"),
+        "session_seconds": round(report.session_secs, 3),
+        "assign_seconds": round(report.assign_secs, 3),
+        "supervisors_offered": report.supervisors,
+    }
+
+
+def stored_metadata(assignment: Assignment, components: Mapping[int, str], name: str) -> dict[str, Any]:
+    """An assignment as it stands in ZooKeeper."""
+    slots = [SlotTasks(w.node, w.host, w.port, w.ids) for w in assignment.workers]
+    return {
+        **assignment_metadata(slots, components, f"{name}: tasks on slots"),
+        "assignment_type": assignment.type,
+        "assigned_at": dg.MetadataValue.timestamp(assignment.timestamp_ms / 1000),
+    }
+
+
+def in_force_metadata(
+    report: results.RebalanceResult | results.ReassignResult, components: Mapping[int, str]
+) -> dict[str, Any]:
+    """The assignment that a change brought about, and the version of its node; empty without a change."""
+    found = {} if report.assignment is None else stored_metadata(report.assignment, components, report.name)
+    if report.version is not None:
+        found["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
+    return found
+
+
+def task_components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
+    """Task id -> component of a topology, by its tasks in ZooKeeper."""
+    tasks = ops.cluster.read_tasks(topology_id)
+    return tasks.component_of() if tasks is not None else {}
+
+
+def published_metadata(report: results.PublishResult, components: Mapping[int, str]) -> dict[str, Any]:
+    """Stage 5: paths and versions of what the one transaction wrote, and the tries that it took."""
+    return {
+        **fields_of(report, "topology_id status planner attempts replanned"),
+        **stored_metadata(report.assignment, components, report.name),
+        "zookeeper": nodes_table(report.versions),
+        "nodes_written": 0 if report.already else len(report.versions),
+        "already_published": report.already,
+        "replaced": report.replaced or "nothing",
+    }
+
+
+def active_metadata(report: results.ActivateResult) -> dict[str, Any]:
+    """Stage 6: the status that the topology has now."""
+    return {**fields_of(report, "topology_id status changed"), "base_version": report.version}

@@ -1,1 +1,0 @@
-"""Pictures and tables in the metadata of assets."""
