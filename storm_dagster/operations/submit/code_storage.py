@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from storm_dagster.blobstore.store import BlobMeta, put_by_hash
 from storm_dagster.core.submission.conf import total_conf
@@ -21,7 +23,7 @@ from storm_dagster.operations.results import CodeResult
 from storm_dagster.operations.steps import step
 from storm_dagster.packaging.unpack import unpack_archive
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 20
 _HOLDER_POLL_SECS = 0.1
 
 
@@ -94,7 +96,7 @@ def _store_archive(ctx: OperationsContext, code_dir: str, name: str, archive: st
         meta = ctx.blobs.put_existing(target, source.sha256)
         if meta is None:
             with ctx.blobs.open(archive) as stream:
-                meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
+                meta = ctx.blobs.put(target, iter(partial(stream.read, _CHUNK), b""), expected_sha256=source.sha256)
     return meta
 
 
@@ -105,11 +107,6 @@ def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
         return None
 
 
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK):
-        yield chunk
-
-
 def _await_copies(ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float) -> dict[str, int]:
     """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one at least."""
     deadline = ctx.monotonic() + wait_secs
@@ -118,9 +115,6 @@ def _await_copies(ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: i
         if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
             return copies
         ctx.sleep(_HOLDER_POLL_SECS)
-
-
-_CHUNK = 1 << 20
 
 
 def check_uploaded_archive(ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]) -> None:
@@ -134,8 +128,7 @@ def check_uploaded_archive(ctx: OperationsContext, key: str, spec: TopologySpec,
         path, root = Path(folder, "archive"), Path(folder, "code")
         try:
             with ctx.blobs.open(key) as source, path.open("wb") as sink:
-                while chunk := source.read(_CHUNK):
-                    sink.write(chunk)
+                shutil.copyfileobj(source, sink, _CHUNK)
         except KeyNotFound:
             raise NotAlive(f"the archive {key!r} does not exist, its upload has expired: upload it again") from None
         unpack_archive(path, root)
