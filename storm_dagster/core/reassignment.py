@@ -27,6 +27,9 @@ from storm_dagster.model.records import Assignment, AssignmentType, TaskTable, W
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
 
+_OF_A_SLOT = {"node", "host", "port", "memory_bytes", "cpu"}
+"""What a worker of an assignment and one of a placement have in common, but for the form of its tasks."""
+
 
 @dataclass(frozen=True)
 class Runnable:
@@ -56,12 +59,8 @@ def offered_supervisors(
     return tuple(
         SupervisorSlots(
             id=supervisor_id,
-            host=info.host,
-            ports=info.ports,
             used=tuple(sorted(used.get(supervisor_id, ()))),
-            rack=info.rack,
-            cpu=info.cpu,
-            memory_mb=info.memory_mb,
+            **info.model_dump(include={"host", "ports", "rack", "cpu", "memory_mb"}),
         )
         for supervisor_id, info in sorted(view.open_supervisors(placing, isolation).items())
         if supervisor_id not in avoid
@@ -73,15 +72,7 @@ def placed_workers(assignment: Assignment | None) -> tuple[PlacedWorker, ...]:
     if assignment is None:
         return ()
     return tuple(
-        PlacedWorker(
-            node=worker.node,
-            host=worker.host,
-            port=worker.port,
-            tasks=worker.ids,
-            memory_bytes=worker.memory_bytes,
-            cpu=worker.cpu,
-        )
-        for worker in assignment.workers
+        PlacedWorker(**worker.model_dump(include=_OF_A_SLOT), tasks=worker.ids) for worker in assignment.workers
     )
 
 
@@ -277,14 +268,7 @@ def assignment_of(
         code_dir=previous.code_dir if previous else topology_id,
         node_host={worker.node: worker.host for worker in placement.workers},
         workers=tuple(
-            WorkerSlot(
-                node=worker.node,
-                host=worker.host,
-                port=worker.port,
-                tasks=encode_ranges(worker.tasks),
-                memory_bytes=worker.memory_bytes,
-                cpu=worker.cpu,
-            )
+            WorkerSlot(**worker.model_dump(include=_OF_A_SLOT), tasks=encode_ranges(worker.tasks))
             for worker in placement.workers
         ),
         task_start_secs=Assignment.pack_start_secs(starts),

@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable
-from typing import Any
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
@@ -46,7 +44,9 @@ def refuse_open_root(session: ZkSession) -> None:
     A root that does not exist is no error: it will be created closed.
     """
     below = [session.root or "/", *(session.full(path) for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID))]
-    answers = session.pipeline([_acl_of(node) for node in below], "a read of ACLs")
+    answers = session.pipeline(
+        [lambda client, node=node: client.get_acls_async(node) for node in below], "a read of ACLs"
+    )
     for node, answer in zip(below, answers, strict=True):
         if isinstance(answer, NoNodeError) or (node == "/" and not session.root):
             continue
@@ -125,10 +125,6 @@ def close_top(session: ZkSession) -> None:
     """Keep all but the session's users from creating nodes beside the root; for a ZooKeeper of this cluster alone."""
     acl = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
     session.call(lambda client: client.set_acls_async("/", acl), "the ACL of /")
-
-
-def _acl_of(node: str) -> Callable[[KazooClient], Any]:
-    return lambda client: client.get_acls_async(node)
 
 
 def _state_of(of: ZkSession | ClusterState) -> ClusterState:

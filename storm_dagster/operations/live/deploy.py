@@ -135,7 +135,9 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     # A repetition after a crash sweeps what the first one published over and did not come to sweep.
     replaced = published.replaced or (old if published.already else None)
     if replaced is not None:
-        delete_replaced(ctx, replaced)
+        # The cleaner deletes what this misses.
+        sweep(ctx, ctx.current_epoch(), replaced)
+        delete_code(ctx, replaced)
     return LifecycleResult(
         report.topology_id,
         report.name,
@@ -153,12 +155,6 @@ def _drain(ctx: OperationsContext, old: str | None) -> float:
         return 0.0
     conf = load_runnable(ctx, topology).conf
     return drain(ctx, old, min(float(message_timeout_secs(conf)), _LONGEST_DRAIN_SECS))
-
-
-def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
-    """Delete the rest of a replaced topology; the cleaner deletes what this misses."""
-    sweep(ctx, ctx.current_epoch(), topology_id)
-    delete_code(ctx, topology_id)
 
 
 def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> float:
