@@ -6,8 +6,9 @@ so that a worker process stays small.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from storm_dagster.model.exports import lazy_names
 
 __version__ = "0.1.0"
 
@@ -42,40 +43,6 @@ if TYPE_CHECKING:
     from storm_dagster.defs.observe.alerts import Alert, build_alert_sensor
     from storm_dagster.defs.translator import StormAsset, StormTranslator
     from storm_dagster.defs.zookeeper_sensor import ZooKeeperChange, build_zookeeper_sensor
-
-_PUBLIC = {
-    "Alert": "storm_dagster.defs.observe.alerts",
-    "BatchingBolt": "storm_dagster.api",
-    "Bolt": "storm_dagster.api",
-    "Emit": "storm_dagster.api",
-    "Grouping": "storm_dagster.api",
-    "ReliableSpout": "storm_dagster.api",
-    "ShellBolt": "storm_dagster.api",
-    "ShellSpout": "storm_dagster.api",
-    "SparkBolt": "storm_dagster.api",
-    "SparkQuery": "storm_dagster.api",
-    "SparkSpout": "storm_dagster.api",
-    "Spout": "storm_dagster.api",
-    "StormAsset": "storm_dagster.defs.translator",
-    "StormTopologyComponent": "storm_dagster.defs.declared.component",
-    "StormTranslator": "storm_dagster.defs.translator",
-    "Stream": "storm_dagster.api",
-    "TicklessBatchingBolt": "storm_dagster.api",
-    "Topology": "storm_dagster.api",
-    "TopologyBuilder": "storm_dagster.api",
-    "Tuple": "storm_dagster.api",
-    "ZooKeeperChange": "storm_dagster.defs.zookeeper_sensor",
-    "bolt": "storm_dagster.api",
-    "build_alert_sensor": "storm_dagster.defs.observe.alerts",
-    "build_heartbeat_sensor": "storm_dagster.defs.healing.heartbeat_sensor",
-    "build_reassign_job": "storm_dagster.defs.healing.reassign_job",
-    "build_rebalance_schedule": "storm_dagster.defs.lifecycle.rebalance_schedule",
-    "build_storm_defs": "storm_dagster.defs",
-    "build_storm_resources": "storm_dagster.defs.build",
-    "build_zookeeper_sensor": "storm_dagster.defs.zookeeper_sensor",
-    "spout": "storm_dagster.api",
-    "submit_topology": "storm_dagster.client",
-}
 
 __all__ = [
     "Alert",
@@ -112,19 +79,18 @@ __all__ = [
     "submit_topology",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        module = _PUBLIC[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    from storm_dagster.model.host import needs
-
-    with needs(f"storm_dagster.{name}"):
-        value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_PUBLIC = {
+    "api": "BatchingBolt Bolt Emit Grouping ReliableSpout ShellBolt ShellSpout SparkBolt SparkQuery "
+    "SparkSpout Spout Stream TicklessBatchingBolt Topology TopologyBuilder Tuple bolt spout",
+    "client": "submit_topology",
+    "defs": "build_storm_defs",
+    "defs.build": "build_storm_resources",
+    "defs.declared.component": "StormTopologyComponent",
+    "defs.healing.heartbeat_sensor": "build_heartbeat_sensor",
+    "defs.healing.reassign_job": "build_reassign_job",
+    "defs.lifecycle.rebalance_schedule": "build_rebalance_schedule",
+    "defs.observe.alerts": "Alert build_alert_sensor",
+    "defs.translator": "StormAsset StormTranslator",
+    "defs.zookeeper_sensor": "ZooKeeperChange build_zookeeper_sensor",
+}
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

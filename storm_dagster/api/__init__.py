@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from storm_dagster.model.exports import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.api.batching import BatchingBolt, TicklessBatchingBolt
@@ -24,31 +25,6 @@ if TYPE_CHECKING:
     from storm_dagster.api.streams import Grouping, Stream
     from storm_dagster.api.tuples import Tuple, is_tick
     from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
-
-_PUBLIC = {
-    name: module
-    for module, names in {
-        "batching": "BatchingBolt TicklessBatchingBolt",
-        "bolts": "Bolt",
-        "builder": "Topology TopologyBuilder",
-        "component": "Component log logger",
-        "context": "TopologyContext",
-        "dagster_reports": "DagsterReports",
-        "functions": "Emit bolt spout",
-        "joins": "Join JoinBolt",
-        "shell": "ShellBolt ShellSpout",
-        "spark": "SparkBolt SparkSpout",
-        "spark_query": "SparkQuery",
-        "specs": "Spec",
-        "spouts": "ReliableSpout Spout",
-        "state": "TaskState",
-        "stateful": "KeyValueState StatefulBolt",
-        "streams": "Grouping Stream",
-        "tuples": "Tuple is_tick",
-        "windows": "TupleWindow Window WindowedBolt",
-    }.items()
-    for name in names.split()
-}
 
 __all__ = [
     "BatchingBolt",
@@ -86,16 +62,24 @@ __all__ = [
     "spout",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        module = _PUBLIC[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_PUBLIC = {
+    "batching": "BatchingBolt TicklessBatchingBolt",
+    "bolts": "Bolt",
+    "builder": "Topology TopologyBuilder",
+    "component": "Component log logger",
+    "context": "TopologyContext",
+    "dagster_reports": "DagsterReports",
+    "functions": "Emit bolt spout",
+    "joins": "Join JoinBolt",
+    "shell": "ShellBolt ShellSpout",
+    "spark": "SparkBolt SparkSpout",
+    "spark_query": "SparkQuery",
+    "specs": "Spec",
+    "spouts": "ReliableSpout Spout",
+    "state": "TaskState",
+    "stateful": "KeyValueState StatefulBolt",
+    "streams": "Grouping Stream",
+    "tuples": "Tuple is_tick",
+    "windows": "TupleWindow Window WindowedBolt",
+}
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

@@ -5,8 +5,9 @@ Importing this package imports no client library: each module imports its own wh
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from storm_dagster.model.exports import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.connectors.file_sink import FileSink
@@ -19,23 +20,6 @@ if TYPE_CHECKING:
     from storm_dagster.connectors.source_spout import SourceSpout
     from storm_dagster.connectors.sources import Lag, Source
     from storm_dagster.connectors.tracking import PartitionEnd, Retries, SourceRecord
-
-_PUBLIC = {
-    name: module
-    for module, names in {
-        "file_source": "FileSource",
-        "file_sink": "FileSink",
-        "kafka_sink": "KafkaSink",
-        "kafka_source": "KafkaSource",
-        "postgres_sink": "PostgresSink",
-        "settings": "client_settings",
-        "sinks": "Rejected Retry Row Sink SinkBolt",
-        "source_spout": "SourceSpout",
-        "sources": "Lag Source",
-        "tracking": "PartitionEnd Retries SourceRecord",
-    }.items()
-    for name in names.split()
-}
 
 __all__ = [
     "FileSink",
@@ -57,16 +41,16 @@ __all__ = [
     "client_settings",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        module = _PUBLIC[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_PUBLIC = {
+    "file_sink": "FileSink",
+    "file_source": "FileSource",
+    "kafka_sink": "KafkaSink",
+    "kafka_source": "KafkaSource",
+    "postgres_sink": "PostgresSink",
+    "settings": "client_settings",
+    "sinks": "Rejected Retry Row Sink SinkBolt",
+    "source_spout": "SourceSpout",
+    "sources": "Lag Source",
+    "tracking": "PartitionEnd Retries SourceRecord",
+}
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
