@@ -38,62 +38,6 @@ _HASHED_NAME = "%h"
 """Starts the file name of a key that is too long when quoted; ``quote`` never produces it."""
 
 
-class BlobWriter:
-    """One upload in progress. Nothing of it is visible before :meth:`commit`; :meth:`abort` leaves nothing.
-
-    Not thread-safe: one upload has one writer.
-    """
-
-    def __init__(self, store: LocalBlobStore, key: str) -> None:
-        self._store = store
-        self.key = key
-        self.size: int = 0
-        self._hash = hashlib.sha256()
-        self._path = store.temporary_path()
-        try:
-            self._stream: BinaryIO | None = open(self._path, "xb")  # noqa: SIM115 closed by commit or abort
-        except OSError as error:
-            raise _disk_error(key, error) from error
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what has been written so far."""
-        return self._hash.hexdigest()
-
-    def write(self, chunk: bytes) -> None:
-        """Append; :class:`Unavailable` when the disk is full or gone."""
-        assert self._stream is not None, "write after commit or abort"
-        try:
-            self._stream.write(chunk)
-        except OSError as error:
-            self.abort()
-            raise _disk_error(self.key, error) from error
-        self._hash.update(chunk)
-        self.size += len(chunk)
-
-    def commit(self, expected_sha256: str | None = None) -> BlobMeta:
-        """Make the content visible under the key; :class:`InvalidRequest` when its hash is not the expected one."""
-        assert self._stream is not None, "commit after commit or abort"
-        meta = BlobMeta(self.key, self.size, self.sha256)
-        try:
-            meta.check_announced(expected_sha256)
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-            return self._store.commit_object(self._path, meta)
-        except OSError as error:
-            raise _disk_error(self.key, error) from error
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Drop everything written; harmless after a commit and when repeated."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-        self._path.unlink(missing_ok=True)
-
-
 class LocalBlobStore:
     """A :class:`~storm_dagster.blobstore.store.BlobStore` in a folder of this machine.
 
@@ -124,18 +68,28 @@ class LocalBlobStore:
 
     # writing
 
-    def writer(self, key: str) -> BlobWriter:
-        """Begin an upload; the caller ends it with ``commit`` or ``abort``."""
-        return BlobWriter(self, check_blob_key(key))
-
     def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
-        writer = self.writer(key)
+        """Create or replace ``key``; :class:`Unavailable` when the disk is full or gone. A failure leaves nothing."""
+        check_blob_key(key)
+        temporary, digest, size = self._temporary_path(), hashlib.sha256(), 0
         try:
-            for chunk in chunked(chunks):
-                writer.write(chunk)
-            return writer.commit(expected_sha256)
+            with _on_disk(key):
+                stream = open(temporary, "xb")  # noqa: SIM115 (its errors, not those of the source, are the disk's)
+            with stream:
+                for chunk in chunked(chunks):
+                    with _on_disk(key):
+                        stream.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+                meta = BlobMeta(key, size, digest.hexdigest())
+                meta.check_announced(expected_sha256)
+                with _on_disk(key):
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            with _on_disk(key):
+                return self._commit(temporary, meta)
         finally:
-            writer.abort()
+            temporary.unlink(missing_ok=True)
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
         """Take the file ``path``, whose hash the caller has computed, over as the content of ``key``.
@@ -144,14 +98,15 @@ class LocalBlobStore:
         """
         check_blob_key(key)
         check_sha256(sha256)
-        try:
-            with open(path, "rb") as stream:
-                os.fsync(stream.fileno())
-                size = os.fstat(stream.fileno()).st_size
-            return self.commit_object(path, BlobMeta(key, size, sha256))
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise _disk_error(key, error) from error
+        with _on_disk(key):
+            try:
+                with open(path, "rb") as stream:
+                    os.fsync(stream.fileno())
+                    size = os.fstat(stream.fileno()).st_size
+                return self._commit(path, BlobMeta(key, size, sha256))
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
         with open(path, "rb") as stream:
             meta = self.put(key, iter(lambda: stream.read(_CHUNK), b""), expected_sha256=sha256)
         path.unlink(missing_ok=True)
@@ -269,13 +224,11 @@ class LocalBlobStore:
             removed += self._drop_unused(old)
         return removed
 
-    # within the package
-
-    def temporary_path(self) -> Path:
+    def _temporary_path(self) -> Path:
         """A fresh name for content being written."""
         return self._tmp / secrets.token_hex(16)
 
-    def commit_object(self, temporary: Path, meta: BlobMeta) -> BlobMeta:
+    def _commit(self, temporary: Path, meta: BlobMeta) -> BlobMeta:
         """Move flushed content into place and point the key at it."""
         with self._exclusive():
             os.replace(temporary, self._objects / meta.sha256)
@@ -286,7 +239,7 @@ class LocalBlobStore:
     def _write_key(self, meta: BlobMeta) -> None:
         path = self._key_path(meta.key)
         former = self._read_key(path)
-        temporary = self.temporary_path()
+        temporary = self._temporary_path()
         with open(temporary, "xb") as stream:
             stream.write(meta.key_file())
             stream.flush()
@@ -368,8 +321,15 @@ class LocalBlobStore:
                 self._turn = -1
 
 
-def _disk_error(key: str, error: OSError) -> Unavailable:
-    return Unavailable(f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk")
+@contextmanager
+def _on_disk(key: str) -> Iterator[None]:
+    """:class:`Unavailable` when the disk is full or gone."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk"
+        ) from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -156,13 +156,17 @@ def test_every_legal_key_round_trips_inside_the_folder(tmp_path_factory: pytest.
 def test_unfinished_update_is_invisible_and_cleaned(tmp_path: Path) -> None:
     store = LocalBlobStore(tmp_path)
     store.put("k", b"3")
-    writer = store.writer("k")
-    writer.write(b"4")
-    assert store.read("k") == b"3"
-    assert store.clean_abandoned(older_than_secs=3600) == 0, "a running upload is left alone"
-    assert store.clean_abandoned(older_than_secs=-1) == 1
+
+    def chunks() -> Iterator[bytes]:
+        yield b"4"
+        assert store.read("k") == b"3"
+        assert store.clean_abandoned(older_than_secs=3600) == 0, "a running upload is left alone"
+        assert store.clean_abandoned(older_than_secs=-1) == 1
+        yield b"5"
+
+    with pytest.raises(Unavailable, match="cannot be stored"):
+        store.put("k", chunks())
     assert store.read("k") == b"3" and list((tmp_path / "tmp").iterdir()) == []
-    writer.abort()
 
 
 def test_crash_between_object_and_key_leaves_only_garbage(tmp_path: Path) -> None:
