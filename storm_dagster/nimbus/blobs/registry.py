@@ -2,7 +2,8 @@
 
 ``/blobstore/<key>/<host:port-seq>`` (ephemeral) names a holder and the sequence number of its content;
 ``/blobstoremaxkeysequencenumber/<key>`` names the highest number ever and the content hash that belongs to it.
-The hash makes "newest" decidable by each nimbus alone: it holds the newest content when its hash is that one.
+The number tells *who* has the newest content, the highest; the hash *what* it is, so that each nimbus decides alone
+whether it holds it (``docs/decisions.md#blob-ownership``).
 Blobs of topologies and of users are registered; staged and uploaded ones come and go with their submission.
 """
 
@@ -13,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storm_dagster.blobstore import BlobMeta
-from storm_dagster.blobstore.sequence import holders_of_latest, next_sequence, split_holder
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced
 from storm_dagster.model.records import Record, decode_record, encode_record
@@ -106,14 +106,7 @@ class BlobRegistry:
                 except Conflict as error:
                     _log.debug("registering %s is tried again: %s", meta.key, error)
                 continue
-            decision = next_sequence(
-                now.holders, None if now.record is None else now.record.sequence, me=self.me, leader=True
-            )
-            # A new content needs a number above all others, whoever died in between: with no holder left
-            # Storm's rule gives the old maximum, which another content has had.
-            sequence = decision.sequence
-            if now.record is not None and sequence <= now.record.sequence:
-                sequence = now.record.sequence + 1
+            sequence = next_sequence(now.holders, 0 if now.record is None else now.record.sequence)
             raw = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record))
             transaction = self._state.transaction().check(paths.EPOCH, epoch)
             if not self._state.exists(paths.blob(meta.key)):
@@ -197,6 +190,26 @@ class BlobRegistry:
             except Conflict as error:
                 _log.debug("forgetting %s is tried again: %s", key, error)
         raise Conflict(f"blob {key!r} is registered by others all the time: delete it again")
+
+
+def split_holder(holder: str) -> tuple[str, int]:
+    """``"nimbus-1:7800-4"`` -> ``("nimbus-1:7800", 4)``: split at the last dash (hosts may contain dashes)."""
+    address, dash, number = holder.rpartition("-")
+    if not dash or not address or not number.isdecimal():
+        raise Corrupt(f"{holder!r} is not a blob holder of the form <host>:<port>-<number>: remove that node")
+    return address, int(number)
+
+
+def holders_of_latest(holders: Iterable[str]) -> list[str]:
+    """Addresses of those that show the highest number, sorted; holders of 0 have nothing worth fetching."""
+    listed = [split_holder(holder) for holder in holders]
+    top = max((number for _, number in listed), default=0)
+    return sorted(address for address, number in listed if number == top and top > 0)
+
+
+def next_sequence(holders: Iterable[str], maximum: int) -> int:
+    """The number of a new content: above all others that the key has had, whoever died in between."""
+    return 1 + max([maximum, *(split_holder(holder)[1] for holder in holders)])
 
 
 def _valid_holders(key: str, holders: Iterable[str]) -> tuple[str, ...]:
