@@ -11,10 +11,9 @@ from typing import Any
 
 import click
 
-from storm_dagster.cli.dagster_health import check_dagster
+from storm_dagster.cli.health import ProcessState, advice, check_dagster, healing_sensor, state_of, uptime
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table, say
-from storm_dagster.cli.process_states import ProcessState, advice, healing_sensor, state_of, uptime
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from storm_dagster.cli.dagster_health import HealthResult, check_dagster
+from storm_dagster.cli.health import HealthResult, check_dagster, healing_sensor
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
-from storm_dagster.cli.process_states import healing_sensor
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile

@@ -14,7 +14,7 @@ import click
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, say
-from storm_dagster.client.draining import drain_hosts, topologies_on
+from storm_dagster.client.changes import drain_hosts, topologies_on
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key

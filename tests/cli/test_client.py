@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_tasks
-from storm_dagster.client.draining import drain_hosts
+from storm_dagster.client.changes import drain_hosts
 from storm_dagster.model.conf import load_cluster_conf, seed_urls
 from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
