@@ -12,7 +12,7 @@ from tables import Row, run
 
 from storm_dagster.client.uploads import upload
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.packaging.bundle import bundle_target
+from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 

@@ -45,7 +45,7 @@ def _conf_file(path: Path) -> dict[str, Any]:
 def _dry_run(
     invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, requirements: Path | None
 ) -> None:
-    from storm_dagster.packaging.bundle import bundle_target
+    from storm_dagster.packaging.archive import bundle_target
 
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder, Steps("dry run") as steps:
         steps.begin("describe and pack")

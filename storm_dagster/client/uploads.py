@@ -14,8 +14,7 @@ from typing import Any
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
-from storm_dagster.packaging.archive import Archive
-from storm_dagster.packaging.bundle import bundle_target
+from storm_dagster.packaging.archive import Archive, bundle_target
 
 log: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.packaging.archive import IgnoreRules, build_archive, collect_files
-from storm_dagster.packaging.bundle import bundle_target, vendor_requirements
+from storm_dagster.packaging.archive import (
+    IgnoreRules,
+    build_archive,
+    bundle_target,
+    collect_files,
+    vendor_requirements,
+)
 
 TOPOLOGY = """
 from storm_dagster.api import Spout, Topology

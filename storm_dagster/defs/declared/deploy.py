@@ -31,7 +31,7 @@ from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive, StormDagsterError
 from storm_dagster.model.names import conf_key
 from storm_dagster.model.view import ClusterView, UpgradeState
-from storm_dagster.packaging.bundle import bundle_target
+from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DeployPolicy = Literal["hot", "gray", "manual"]
