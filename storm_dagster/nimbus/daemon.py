@@ -30,7 +30,7 @@ from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import Replicator
 from storm_dagster.nimbus.blobs.sync import BlobSync
-from storm_dagster.nimbus.blobs.uploads import Uploads
+from storm_dagster.nimbus.blobs.uploads import Uploads, clean_inbox
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.nimbus.http.service import build_app
@@ -46,14 +46,12 @@ from storm_dagster.nimbus.leadership.start import (
     open_reads,
     thrift_host,
 )
-from storm_dagster.nimbus.member import Identity, Nimbus
+from storm_dagster.nimbus.member import Identity, Nimbus, repeat
 from storm_dagster.nimbus.requests.action_listener import ActionNotifier
-from storm_dagster.nimbus.requests.inbox import clean_inbox
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.requests.topology_stats import TopologyStats
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
-from storm_dagster.nimbus.rounds import repeat
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import load_inimbus
 from storm_dagster.zk.leadership import LeadershipSession

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.conf import ClusterConf, seed_urls
+from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import NimbusPeer
@@ -22,6 +25,8 @@ from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,3 +134,14 @@ class Nimbus:
         """The addresses in ``nimbus.seeds`` under which no nimbus is registered now."""
         there = {self.identity.http, *(peer.http for peer in self.peers())}
         return [url for url in seed_urls(self.conf) if url not in there]
+
+
+def repeat(work: Callable[[], object], pause_secs: float, ended: threading.Event, later: str) -> None:
+    """Do the work after each pause until ``ended``. An error is logged with what is ``later`` for it."""
+    while not ended.wait(pause_secs):
+        try:
+            work()
+        except StormDagsterError as error:
+            _log.warning("%s: %s", later, error.message)
+        except Exception:
+            _log.exception("%s", later)

@@ -16,8 +16,8 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.model.view import Versioned
-from storm_dagster.nimbus.container import ContainerHeartbeat
 from storm_dagster.nimbus.daemon import run
+from storm_dagster.nimbus.leadership.start import ContainerHeartbeat
 from storm_dagster.operations import inimbus
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.transactions import append_assignment, commit

@@ -19,9 +19,9 @@ from storm_dagster.http.listening import listen
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.nimbus.blobs.uploads import clean_inbox
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.nimbus.leadership.start import check_bind, check_mode, open_blob_store
-from storm_dagster.nimbus.requests.inbox import clean_inbox
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_rigs.nimbuses import Nimbuses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storm_dagster.model.records import Assignment, AssignmentChange, StormBase, TaskError, WorkerNode, WorkerSlot
 from storm_dagster.model.view import TopologyView, Versioned
-from storm_dagster.nimbus.http.pages.timeline import timeline
+from storm_dagster.nimbus.http.pages.facts import timeline
 
 PLACED = 1_700_000_000
 

@@ -18,9 +18,8 @@ from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.security import Security
 from storm_dagster.model.signing import make_token
 from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
-from storm_dagster.nimbus.thrift.access import ThriftPeer
-from storm_dagster.nimbus.thrift.dispatch import Dispatcher
 from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.nimbus.thrift.service import Dispatcher, ThriftPeer
 
 SECRET = "a-secret-planted-for-tests-4711"
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from storm_dagster.http.listening import listen
-from storm_dagster.nimbus.thrift.dispatch import Dispatcher
 from storm_dagster.nimbus.thrift.idl import decoder, load_idl
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
+from storm_dagster.nimbus.thrift.service import Dispatcher
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.thrift_calls import encode_call
 

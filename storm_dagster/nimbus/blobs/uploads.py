@@ -1,7 +1,8 @@
 """Upload sessions: three parts under one opaque handle (``docs/decisions.md#upload-handles``).
 
 A handle is a random word that nimbus made up; no path or key of a caller is ever used. Parts become blobs
-``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that gave it out.
+``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that gave it out. Transfers in progress lie in the inbox,
+``HOME/nimbus/<id>/inbox``, whose cleaner is JStorm's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+import shutil
+from pathlib import Path
 from typing import Literal
 
 from storm_dagster.blobstore import BlobMeta
@@ -153,3 +156,30 @@ def _check_handle(handle: str) -> None:
 
 def _gone(handle: str) -> KeyNotFound:
     return KeyNotFound(f"no upload {handle!r:.40}: it was cancelled or has expired; begin a new one")
+
+
+def new_inbox_file(inbox: Path) -> Path:
+    """A fresh file name; nothing of it comes from a caller."""
+    return inbox / f"part-{secrets.token_hex(16)}"
+
+
+def clean_inbox(inbox: Path, *, expiration_secs: float, now: float) -> list[str]:
+    """Remove entries whose modification time + ``expiration_secs`` is not after ``now`` (epoch seconds).
+
+    Links are removed, never followed. Returns the names of what was removed.
+    """
+    removed: list[str] = []
+    for path in sorted(inbox.iterdir()):
+        try:
+            if path.lstat().st_mtime + expiration_secs > now:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            removed.append(path.name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _log.warning("%s cannot be removed: %s", path, error)
+    return removed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any, Literal
 
@@ -23,12 +23,16 @@ from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
 from storm_dagster.nimbus.http.event_route import event_endpoint
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
-from storm_dagster.nimbus.http.storm.routes import add_storm_routes
+from storm_dagster.nimbus.http.storm.actions import LogLevelsRequest, StormRebalance, TopologyActions
+from storm_dagster.nimbus.http.storm.cluster_pages import ClusterPages
+from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages
+from storm_dagster.nimbus.http.storm.visualization import visualization, visualization_table
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.running_workers import WorkerLevels, stacks_at
 from storm_dagster.nimbus.requests.submitting import Submissions
-from storm_dagster.nimbus.requests.worker_stacks import stacks_at
+from storm_dagster.nimbus.requests.window_stats import check_window
 from storm_dagster.operations.live.blacklist import change_blacklist
 
 
@@ -93,3 +97,17 @@ def _task_of(text: str | None) -> int | None:
     if not text.isdecimal() or len(text) > 10:
         raise InvalidRequest(f"task {text!r:.40} is not a task id: give a number")
     return int(text)
+
+
+def add_storm_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader) -> None:
+    """Add everything under ``/api/v1`` that is not about logs."""
+    handlers = {
+        "cluster": ClusterPages(nimbus, reader),
+        "topology": TopologyPages(nimbus, reader),
+        "actions": TopologyActions(LifecycleRequests(nimbus), reader, WorkerLevels(nimbus)),
+        "graph": partial(visualization, reader),
+        "streams": partial(visualization_table, reader),
+    }
+    types = {"StormRebalance": StormRebalance, "LogLevelsRequest": LogLevelsRequest}
+    readers = {"window": check_window, "sys": lambda text: text in ("1", "true")}
+    api.add("storm_dagster.nimbus.http.storm", handlers, types, readers)

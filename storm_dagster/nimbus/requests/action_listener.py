@@ -21,8 +21,7 @@ from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import topology_name_of
-from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.rounds import repeat
+from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.operations.actions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
 from storm_dagster.operations.context import OperationsContext
 

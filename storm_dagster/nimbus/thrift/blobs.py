@@ -11,8 +11,7 @@ from typing import Any
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.thrift.errors import KeyExists, RefusedCall
-from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.nimbus.thrift.idl import KeyExists, RefusedCall, load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, version_number
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 

@@ -20,10 +20,9 @@ from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
+from storm_dagster.nimbus.requests.running_workers import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
-from storm_dagster.nimbus.thrift.errors import RefusedCall
-from storm_dagster.nimbus.thrift.idl import METHODS, load_idl
+from storm_dagster.nimbus.thrift.idl import METHODS, RefusedCall, load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.structures import topology_struct

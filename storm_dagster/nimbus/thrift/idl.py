@@ -1,4 +1,4 @@
-"""The structures of ``storm.thrift``, loaded once, and how they travel."""
+"""The structures of ``storm.thrift``, loaded once, and how they travel; our errors as its exceptions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ import thriftpy2
 from thriftpy2.thrift import TApplicationException
 
 import storm_dagster
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    InvalidRequest,
+    KeyNotFound,
+    Misconfigured,
+    NotAlive,
+    NotAuthenticated,
+    NotAuthorized,
+    StormDagsterError,
+)
 from storm_dagster.model.tables import load_table
 
 try:
@@ -64,3 +75,38 @@ def encode_reply(name: str, seqid: int, result: Any) -> bytes:
 def encode_failure(name: str, seqid: int, kind: int, text: str) -> bytes:
     """A TApplicationException as an answer."""
     return encode_message(name, _EXCEPTION, seqid, TApplicationException(kind, text))
+
+
+class KeyExists(Conflict):
+    """A blob of that key exists already."""
+
+
+class RefusedCall(InvalidRequest):
+    """The caller may not do that, whoever it is."""
+
+
+# First match wins. An exception that the method does not declare is passed over.
+_FITTING: tuple[tuple[type[StormDagsterError] | tuple[type[StormDagsterError], ...], str], ...] = (
+    (AlreadyAlive, "AlreadyAliveException"),
+    (NotAlive, "NotAliveException"),
+    (KeyNotFound, "KeyNotFoundException"),
+    (KeyExists, "KeyAlreadyExistsException"),
+    ((NotAuthenticated, NotAuthorized, RefusedCall), "AuthorizationException"),
+    (InvalidRequest, "InvalidTopologyException"),
+)
+
+
+def set_declared(result: Any, error: StormDagsterError) -> bool:
+    """Put the fitting exception into ``result``, the result structure of a method; whether it declares one.
+
+    Without one the error is a TApplicationException whose message begins with the name of ours.
+    """
+    declared = {
+        spec[2].__name__: spec for spec in result.thrift_spec.values() if spec[1] != "success" and len(spec) == 4
+    }
+    for ours, theirs in _FITTING if not isinstance(error, Misconfigured) else ():
+        if isinstance(error, ours) and theirs in declared:
+            _, field, cls, *_ = declared[theirs]
+            setattr(result, field, cls(msg=error.message))
+            return True
+    return False

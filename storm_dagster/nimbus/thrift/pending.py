@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, Misconfigured, StormDagsterError, Unavailable
-from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.nimbus.requests.submitting import Submissions
-from storm_dagster.nimbus.rounds import repeat
 
 _log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "upload.", ".pending"

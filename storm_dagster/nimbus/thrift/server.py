@@ -21,7 +21,6 @@ from typing import Literal
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.peers import is_own_peer
-from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.frames import MalformedFrame
 
 _log = logging.getLogger(__name__)
@@ -32,6 +31,15 @@ _EARLY_BYTES = 16 * 1024
 _SWEEP_SECS = 1.0
 
 State = Literal["idle", "receiving", "working", "sending"]
+
+
+@dataclass(frozen=True)
+class ThriftPeer:
+    """The other end of a connection."""
+
+    host: str = ""
+    user: str | None = None
+    """Common name of its certificate."""
 
 
 @dataclass(frozen=True)

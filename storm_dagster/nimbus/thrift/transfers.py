@@ -18,8 +18,8 @@ from typing import BinaryIO
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
+from storm_dagster.nimbus.blobs.uploads import new_inbox_file
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.inbox import new_inbox_file
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
 _log = logging.getLogger(__name__)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,10 +17,12 @@ from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, clus
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.http.query import query_flag, query_text, query_word
 from storm_dagster.http.responses import error_response, run_read
+from storm_dagster.model.amounts import duration
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
+from storm_dagster.model.records import TaskError
 from storm_dagster.model.verbs import VERBS
+from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.pages.flow import COLUMNS, TopologyFlow
-from storm_dagster.nimbus.http.pages.timeline import timeline
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import supervisors_of
@@ -40,6 +43,9 @@ _COMPONENT_CHARTS = (
     ("Latency", "ms", (("p50", "p50_ms"), ("p95", "p95_ms"), ("p99", "p99_ms"))),
     ("Tuples that wait", "", (("queue", "waiting"),)),
 )
+_SHOWN_EVENTS = 40
+_STARTING_SECS = 30
+"""A worker that starts later than this after its tasks were placed was replaced in its slot."""
 
 
 class PageFacts:
@@ -210,3 +216,50 @@ def _why(task: str, reasons: Mapping[str, str], unassigned: Mapping[str, str], w
     if task in unassigned:
         return unassigned[task]
     return f"its worker is gone; it would go to {waiting[task]} now" if task in waiting else reasons.get(task, "")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the timeline."""
+
+    at_secs: float
+    """Epoch seconds."""
+    action: str
+    text: str
+    run: str | None = None
+    """URL of the Dagster run; ``None`` when there was none, or no Dagster is known."""
+
+
+def timeline(
+    topology: TopologyView, errors: Sequence[tuple[str, TaskError]], run_url: Callable[[str], str | None]
+) -> list[Event]:
+    """The newest events, newest first: as many as a page holds."""
+    found = [
+        Event(error.time, "error", f"{component}[{error.task}] on {error.host}:{error.port}: {_last_line(error.error)}")
+        for component, error in errors
+    ]
+    assignment = topology.assignment
+    if assignment is not None:
+        for change in assignment.history:
+            parts = [change.why] if change.why else []
+            if change.moved:
+                parts.append(f"{change.moved} tasks moved")
+            if change.outage_secs:
+                parts.append(f"silent for {duration(change.outage_secs)} before")
+            run = run_url(change.run) if change.run else None
+            found.append(Event(change.at_secs, change.action, ", ".join(parts), run))
+        starts = assignment.start_secs()
+        for worker in assignment.workers:
+            live = topology.live_workers.get(worker.slot)
+            placed = max((starts.get(task, 0) for task in worker.ids), default=0)
+            if live is not None and live.started_ms / 1000 > placed + _STARTING_SECS:
+                found.append(
+                    Event(
+                        live.started_ms / 1000, "started", f"worker {worker.address} in its place, process {live.pid}"
+                    )
+                )
+    return sorted(found, key=lambda event: -event.at_secs)[:_SHOWN_EVENTS]
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:160]

@@ -15,8 +15,7 @@ from storm_dagster.model.verbs import RequestModel, check_request
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
-from storm_dagster.nimbus.requests.worker_stacks import stacks_of_worker
+from storm_dagster.nimbus.requests.running_workers import WorkerLevels, stacks_of_worker
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
 
