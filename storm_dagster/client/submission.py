@@ -22,7 +22,7 @@ from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
 from storm_dagster.packaging.describe import topology_spec_of
-from storm_dagster.packaging.describing import DESCRIBING
+from storm_dagster.packaging.target import DESCRIBING
 
 STORM_JAR = "STORM_JAR"
 """Environment variable with the archive of the running program, set by ``storm-dagster jar``; Storm's name for it."""

@@ -20,7 +20,7 @@ from pathspec import GitIgnoreSpec
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.topology import TopologySpec
-from storm_dagster.packaging.describing import Description, describe_target
+from storm_dagster.packaging.target import Description, describe_target
 from storm_dagster.packaging.unpack import hash_file
 
 MAX_BYTES = 64 * 1024 * 1024

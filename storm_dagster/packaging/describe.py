@@ -1,6 +1,6 @@
 """``python -m storm_dagster.packaging.describe REQUEST REPLY``: the child that imports a user's module.
 
-The caller (:mod:`storm_dagster.packaging.describing`) never imports user code itself. REQUEST and REPLY are
+The caller (:mod:`storm_dagster.packaging.target`) never imports user code itself. REQUEST and REPLY are
 JSON files, so that whatever the module prints cannot be mistaken for the answer.
 """
 

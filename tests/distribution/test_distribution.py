@@ -141,7 +141,7 @@ def test_the_command_answers(python: Path, tmp_path: Path) -> None:
 def test_a_topology_is_described_without_the_repository(python: Path, tmp_path: Path) -> None:
     (tmp_path / "wordcount.py").write_text((ROOT / "examples" / "wordcount.py").read_text())
     code = (
-        "from storm_dagster.packaging.describing import describe_target\n"
+        "from storm_dagster.packaging.target import describe_target\n"
         "print(sorted(describe_target('wordcount.py').topology.bolts))"
     )
     assert "['count', 'split']" in run(python, "-c", code, cwd=tmp_path)

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from storm_dagster.cli.app import VERBS, cli
-from storm_dagster.packaging.describing import describe_target
+from storm_dagster.packaging.target import describe_target
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.packaging.describing import describe_target
-from storm_dagster.packaging.target import parse_target
+from storm_dagster.packaging.target import describe_target, parse_target
 
 COMPONENTS = """
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder

@@ -22,8 +22,7 @@ from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.masking import mask
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
-from storm_dagster.packaging.describing import describe_target
-from storm_dagster.packaging.target import Target, parse_target
+from storm_dagster.packaging.target import Target, describe_target, parse_target
 
 CODE_VERSION_KEY = "declared.code.version"
 """Conf key under which a declared topology carries the version of the code and conf that it was deployed from."""
