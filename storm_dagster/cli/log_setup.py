@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import logging.handlers
 import os
@@ -53,7 +54,7 @@ def configure_logging(*, verbose: bool = False) -> None:
     structlog is imported only when something is logged: most calls log nothing.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LazyFormatter(colors=sys.stderr.isatty()))
+    handler.setFormatter(_LazyFormatter())
     logging.getLogger().handlers[:] = [handler]
     _levels(logging.DEBUG if verbose else logging.WARNING)
 
@@ -61,14 +62,11 @@ def configure_logging(*, verbose: bool = False) -> None:
 class _LazyFormatter(logging.Formatter):
     """Makes the real formatter at the first record."""
 
-    def __init__(self, *, colors: bool) -> None:
-        super().__init__()
-        self._colors = colors
-        self._real: logging.Formatter | None = None
+    @functools.cached_property
+    def _real(self) -> logging.Formatter:
+        return _formatter(colors=sys.stderr.isatty())
 
     def format(self, record: logging.LogRecord) -> str:
-        if self._real is None:
-            self._real = _formatter(colors=self._colors)
         return self._real.format(record)
 
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -104,25 +104,17 @@ def prepare_dagster_home(home: Path) -> Path:
     return workspace
 
 
+@dataclass
 class ClusterPlan:
     """The daemons of one local cluster."""
 
-    def __init__(
-        self,
-        home: Path,
-        options: DevOptions,
-        conf: ClusterConf,
-        ports: DevPorts,
-        *,
-        conf_dir: Path | None,
-        overrides: dict[str, Any],
-    ) -> None:
-        self.home = home
-        self.options = options
-        self.conf = conf
-        self.ports = ports
-        self._conf_dir = conf_dir
-        self._overrides = overrides
+    home: Path
+    options: DevOptions
+    conf: ClusterConf
+    ports: DevPorts
+    _: KW_ONLY
+    conf_dir: Path | None
+    overrides: dict[str, Any]
 
     @property
     def zookeeper(self) -> str:
@@ -181,13 +173,13 @@ class ClusterPlan:
             write_atomically(path, f"{prefix}{secrets.token_hex(32)}\n", mode=0o600)
         if path.exists() and not self.conf.get(key):
             known = {key: str(path)}
-            self._overrides = {**self._overrides, **known}
+            self.overrides = {**self.overrides, **known}
             self.conf = self.conf.with_values(known, "dev")
 
     def _python(self, verb: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
-        merged = {**self._overrides, **self._addresses(), **values}
+        merged = {**self.overrides, **self._addresses(), **values}
         pairs = [part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")]
-        where = ["--conf-dir", str(self._conf_dir)] if self._conf_dir is not None else []
+        where = ["--conf-dir", str(self.conf_dir)] if self.conf_dir is not None else []
         return (sys.executable, "-m", "storm_dagster", verb, "--home", str(self.home), *where, *rest, *pairs)
 
     def _addresses(self) -> dict[str, Any]:
