@@ -23,11 +23,11 @@ _READ_WRITE_ADMIN = 7
 class Blobs:
     """The blob methods of one nimbus."""
 
-    def __init__(self, nimbus: Nimbus, summaries: Summaries, downloads: Downloads, *, expiry_secs: float) -> None:
+    def __init__(self, nimbus: Nimbus, summaries: Summaries, downloads: Downloads) -> None:
         self._nimbus = nimbus
         self._summaries = summaries
         self._downloads = downloads
-        self.uploads = UploadSessions(nimbus, expiry_secs=expiry_secs, what="blob upload")
+        self.uploads = UploadSessions(nimbus, "blob upload")
 
     def begin_create(self, key: str | None, meta: Any) -> str:
         """A session that creates ``key``; :class:`KeyExists` when it is there."""

@@ -61,10 +61,9 @@ class NimbusHandler:
         self.summaries = Summaries(nimbus, reader)
         self._levels = WorkerLevels(nimbus)
         self.pages = Pages(reader, self.summaries)
-        expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
-        self.archives = UploadSessions(nimbus, expiry_secs=expiry, what="file upload")
-        self.downloads = Downloads(nimbus, expiry_secs=expiry)
-        self.blobs = Blobs(nimbus, self.summaries, self.downloads, expiry_secs=expiry)
+        self.archives = UploadSessions(nimbus, "file upload")
+        self.downloads = Downloads(nimbus)
+        self.blobs = Blobs(nimbus, self.summaries, self.downloads)
 
     def advance(self, now: float) -> None:
         """Expire idle transfers; called by the upkeep thread."""
@@ -117,14 +116,13 @@ class NimbusHandler:
         if not isinstance(name, str) or not name:
             raise NotAlive(f"no topology was named: give the name of the one to {verb}")
         deadline = time.monotonic() + ANSWER_SECS - 0.5
-        answers: list[dict[str, Any]] = []
         try:
-            within(deadline, lambda: answers.append(self._lifecycle.act(name, verb, document)), f"{verb} of {name!r}")
+            answer = within(deadline, lambda: self._lifecycle.act(name, verb, document), f"{verb} of {name!r}")
         except Late:
             if verb == "rebalance":
                 raise
             return  # What Dagster does not take, the leader does itself a moment later.
-        self._confirm(answers[0], verb, deadline - _MARGIN_SECS)
+        self._confirm(answer, verb, deadline - _MARGIN_SECS)
         self._reader.forget()
 
     activate = partialmethod(_act, verb="activate")

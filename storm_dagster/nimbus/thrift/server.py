@@ -105,46 +105,32 @@ class ThriftServer:
         self._listener = listener
         self._limits = limits
         self._tls = tls
-        self._connections: set[_Connection] = set()
-        self._held = 0
+        self.connections: set[_Connection] = set()
+        self.held_bytes: int = 0
+        """Bytes of frames and answers that are held for all clients now."""
         self._most_held = max(64 << 20, 4 * limits.frame_bytes) if limits.held_bytes is None else limits.held_bytes
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="nimbus-thrift-call")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._started = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="nimbus-thrift", daemon=True)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread serves."""
-        return self._thread.is_alive()
-
-    @property
-    def connections(self) -> int:
-        """Number of connected clients."""
-        return len(self._connections)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of frames and answers that are held for all clients now."""
-        return self._held
+        self.thread = threading.Thread(target=self._serve, name="nimbus-thrift", daemon=True)
 
     def start(self, timeout: float = 10.0) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""
-        self._thread.start()
-        if not self._started.wait(timeout) or not self._thread.is_alive():
+        self.thread.start()
+        if not self._started.wait(timeout) or not self.thread.is_alive():
             self.stop()
             raise Unavailable("the Thrift service did not start: see nimbus's log")
 
     def stop(self) -> None:
         """End within a few seconds; calls that run are not waited for."""
         loop, ended = self._loop, self._ended
-        if loop is not None and ended is not None and self._thread.is_alive():
+        if loop is not None and ended is not None and self.thread.is_alive():
             try:
                 loop.call_soon_threadsafe(ended.set)
             except RuntimeError:
                 pass  # It ended by itself in this moment.
-            self._thread.join(timeout=5)
+            self.thread.join(timeout=5)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._listener.close()
 
@@ -170,7 +156,7 @@ class ThriftServer:
         await self._ended.wait()
         sweeping.cancel()
         server.close()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.drop()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,11 +164,11 @@ class ThriftServer:
             _log.warning("a connection of another user of this machine is refused: set storm.secret.file and TLS")
             writer.transport.abort()
             return
-        if len(self._connections) >= self._limits.connections and not self._drop_one():
+        if len(self.connections) >= self._limits.connections and not self._drop_one():
             writer.transport.abort()
             return
         connection = _Connection(writer)
-        self._connections.add(connection)
+        self.connections.add(connection)
         try:
             while (frame := await self._receive(connection, reader)) is not None:
                 await self._reply(connection, frame)
@@ -195,7 +181,7 @@ class ThriftServer:
             _log.exception("a Thrift connection failed")
         finally:
             self._hold(connection, -connection.held)
-            self._connections.discard(connection)
+            self.connections.discard(connection)
             connection.drop()
 
     async def _receive(self, connection: _Connection, reader: asyncio.StreamReader) -> bytes | None:
@@ -241,29 +227,29 @@ class ThriftServer:
 
     def _hold(self, connection: _Connection, count: int) -> None:
         connection.held += count
-        self._held += count
-        while self._held > self._most_held:
+        self.held_bytes += count
+        while self.held_bytes > self._most_held:
             # Only receiving and sending make it more, so that there is somebody to drop.
-            holders = [c for c in self._connections if c.held and c.state in ("receiving", "sending")]
+            holders = [c for c in self.connections if c.held and c.state in ("receiving", "sending")]
             slowest = min(holders, key=lambda c: c.since, default=None)
             if slowest is None:
                 return
-            _log.warning("a Thrift client is dropped: %d bytes are held for all clients", self._held)
-            self._held -= slowest.held
+            _log.warning("a Thrift client is dropped: %d bytes are held for all clients", self.held_bytes)
+            self.held_bytes -= slowest.held
             slowest.held = 0
-            self._connections.discard(slowest)
+            self.connections.discard(slowest)
             slowest.drop()
 
     def _drop_one(self) -> bool:
         """Make room for a new connection; ``False`` when everybody is busy."""
         now = time.monotonic()
-        idle = [c for c in self._connections if c.state == "idle"]
-        slow = [c for c in self._connections if c.state == "receiving" and now - c.since > 5]
+        idle = [c for c in self.connections if c.state == "idle"]
+        slow = [c for c in self.connections if c.state == "receiving" and now - c.since > 5]
         found = min(idle or slow, key=lambda c: c.since, default=None)
         if found is None:
-            _log.warning("a Thrift client is refused: %d are connected and busy", len(self._connections))
+            _log.warning("a Thrift client is refused: %d are connected and busy", len(self.connections))
             return False
-        self._connections.discard(found)
+        self.connections.discard(found)
         found.drop()
         return True
 
@@ -277,7 +263,7 @@ class ThriftServer:
         while True:
             await asyncio.sleep(min(_SWEEP_SECS, *allowed.values()))
             now = time.monotonic()
-            for connection in list(self._connections):
+            for connection in list(self.connections):
                 limit = allowed.get(connection.state)
                 if limit is not None and now - connection.since > limit:
                     _log.info("a Thrift client is dropped: %s for %.0f s", connection.state, now - connection.since)

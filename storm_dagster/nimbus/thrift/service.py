@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from thriftpy2.thrift import TApplicationException
@@ -44,6 +45,7 @@ def operation_of(method: str, arguments: Sequence[object] = ()) -> Operation:
     return METHODS.get(method, {}).get("for", "admin")
 
 
+@dataclass(frozen=True)
 class Access:
     """Authorization of each call on the Thrift port of a secured cluster.
 
@@ -52,17 +54,10 @@ class Access:
     certificate names its user.
     """
 
-    def __init__(
-        self,
-        security: Security,
-        conf: Mapping[str, Any],
-        topology_conf: Callable[[str], Mapping[str, Any] | None],
-        groups: Callable[[str], frozenset[str]],
-    ) -> None:
-        self._security = security
-        self._conf = conf
-        self._topology_conf = topology_conf
-        self._groups = groups
+    security: Security
+    conf: Mapping[str, Any]
+    topology_conf: Callable[[str], Mapping[str, Any] | None]
+    groups: Callable[[str], frozenset[str]]
 
     def check(self, peer: ThriftPeer, method: str, arguments: Sequence[object]) -> None:
         """Return when the peer may call.
@@ -70,7 +65,7 @@ class Access:
         Raises :class:`NotAuthenticated` and :class:`NotAuthorized`, which the audit log keeps.
         """
         LIMITED_USER.set(None)
-        if not self._security.configured:
+        if not self.security.configured:
             return
         try:
             self._check(peer, method, arguments)
@@ -84,14 +79,14 @@ class Access:
                 "this cluster asks who you are, and Thrift's calls carry no secret: set storm.tls.* and show a client "
                 "certificate, or use storm-dagster's command line or REST"
             )
-        caller = Caller(peer.user, host=peer.host, groups=self._groups(peer.user))
-        if is_admin(caller, self._conf):
+        caller = Caller(peer.user, host=peer.host, groups=self.groups(peer.user))
+        if is_admin(caller, self.conf):
             return
         LIMITED_USER.set(caller.name)
         operation = operation_of(method, arguments)
         first = arguments[0] if arguments else None
         named = operation == "topology" and isinstance(first, str)
-        authorize(caller, operation, self._conf, self._topology_conf(str(first)) if named else None)
+        authorize(caller, operation, self.conf, self.topology_conf(str(first)) if named else None)
 
 
 class Dispatcher:

@@ -12,9 +12,10 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade.selection import selection_of_conf
@@ -39,6 +40,7 @@ ANSWER_SECS = 6.0
 """streamparse's client gives up after 7 s."""
 _POLL_SECS = 0.1
 _GZIP = b"\x1f\x8b"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -219,27 +221,24 @@ class Late(Unavailable):
     """A change was not finished in time; it goes on all the same."""
 
 
-def within(deadline: float, work: Callable[[], None], what: str) -> None:
-    """Run ``work`` and raise what it raises; :class:`Late` when it is not done by then. It goes on all the same."""
-    failure: list[BaseException] = []
-    done = threading.Event()
+def within(deadline: float, work: Callable[[], T], what: str) -> T:
+    """What ``work`` returns or raises; :class:`Late` when it is not done by then. It goes on all the same."""
+    done: Future[T] = Future()
+    late = threading.Event()
 
     def run() -> None:
         try:
-            work()
+            done.set_result(work())
         except BaseException as error:
-            failure.append(error)
             if late.is_set():
                 _log.warning("%s, which its caller did not wait for, failed: %s", what, error)
-        finally:
-            done.set()
+            done.set_exception(error)
 
-    late = threading.Event()
     threading.Thread(target=copy_context().run, args=(run,), name="nimbus-thrift-submit", daemon=True).start()
-    if not done.wait(max(0.0, deadline - time.monotonic())):
+    wait([done], max(0.0, deadline - time.monotonic()))
+    if not done.done():
         late.set()
         raise Late(
             f"{what} is still being started, because Dagster takes its time: check whether the topology appears before you try again"
         )
-    if failure:
-        raise failure[0]
+    return done.result()

@@ -11,6 +11,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -20,10 +21,12 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.blobs.uploads import new_inbox_file
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap, V
 
 _log = logging.getLogger(__name__)
 _MOST_OPEN = 1000
+_MOST_DOWNLOADS = 200
+"""Each holds a file open."""
 
 
 class Upload:
@@ -56,13 +59,11 @@ class Upload:
 class UploadSessions:
     """The uploads of one kind. ``what`` names a session in messages."""
 
-    def __init__(self, nimbus: Nimbus, *, expiry_secs: float, what: str) -> None:
+    def __init__(self, nimbus: Nimbus, what: str) -> None:
         self._nimbus = nimbus
         self._what = what
         self._most_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
-        self._open: TimeCacheMap[str, Upload] = TimeCacheMap(
-            expiry_secs, now=time.monotonic(), on_expire=self._expire, limit=_MOST_OPEN
-        )
+        self._open: TimeCacheMap[str, Upload] = _sessions(nimbus, self._expire, _MOST_OPEN)
 
     def advance(self, now: float) -> None:
         """Expire what has been idle for too long; called by the upkeep thread."""
@@ -155,12 +156,10 @@ class _Download:
 class Downloads:
     """The downloads of one nimbus; each holds the version of its blob that it began with."""
 
-    def __init__(self, nimbus: Nimbus, *, expiry_secs: float) -> None:
+    def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
         self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
-        self._open: TimeCacheMap[str, _Download] = TimeCacheMap(
-            expiry_secs, now=time.monotonic(), on_expire=lambda _, d: self._close(d), limit=_MOST_DOWNLOADS
-        )
+        self._open: TimeCacheMap[str, _Download] = _sessions(nimbus, lambda _, d: self._close(d), _MOST_DOWNLOADS)
 
     def advance(self, now: float) -> None:
         """Expire what has been idle for too long; called by the upkeep thread."""
@@ -201,8 +200,9 @@ class Downloads:
             download.stream.close()
 
 
-_MOST_DOWNLOADS = 200
-"""Each holds a file open."""
+def _sessions(nimbus: Nimbus, on_expire: Callable[[str, V], None], most: int) -> TimeCacheMap[str, V]:
+    expiry_secs = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
+    return TimeCacheMap(expiry_secs, now=time.monotonic(), on_expire=on_expire, limit=most)
 
 
 def _disk(error: OSError) -> Unavailable:
