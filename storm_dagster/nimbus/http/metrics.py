@@ -61,10 +61,6 @@ class _ClusterMetrics(Collector):
         self._nimbus = nimbus
         self._reader = reader
 
-    def describe(self) -> list[Metric]:
-        """Nothing in advance: a scrape decides."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """The gauges."""
         nimbus = self._nimbus

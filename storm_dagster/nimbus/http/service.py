@@ -1,13 +1,19 @@
-"""The HTTP application of one nimbus: handlers of its own routes, of Storm's, of logs and pages."""
+"""The HTTP application of one nimbus: handlers of its own routes, of Storm's, of logs and pages; events of workers."""
 
 from __future__ import annotations
 
+import hmac
+import threading
+import time
 from collections.abc import Mapping
 from functools import partial, reduce
 from operator import or_
 from typing import Any, Literal
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from storm_dagster.core.diagnosis import FindingKind
@@ -15,12 +21,12 @@ from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
-from storm_dagster.http.responses import EXCEPTION_HANDLERS
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.http.responses import EXCEPTION_HANDLERS, Endpoint, bounded_json
+from storm_dagster.model.dagster_events import decode_event
+from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
 from storm_dagster.model.security import Security
 from storm_dagster.model.verbs import VERBS, BlacklistRequest, SubmitRequest, check_request
 from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
-from storm_dagster.nimbus.http.event_route import event_endpoint
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
 from storm_dagster.nimbus.http.storm.actions import LogLevelsRequest, StormRebalance, TopologyActions
@@ -33,7 +39,14 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.running_workers import WorkerLevels, stacks_at
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.requests.window_stats import check_window
+from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.blacklist import change_blacklist
+
+_MOST_AT_ONCE = 4
+"""Batches in progress; with a slow Dagster they must not take all threads of the service."""
+_MOST_EVENTS = 100
+_BATCH_SECS = 10.0
+"""After which the rest of a batch is left for the next; a worker waits longer than that and one slow event."""
 
 
 def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> ASGIApp:
@@ -111,3 +124,64 @@ def add_storm_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader) -> Non
     types = {"StormRebalance": StormRebalance, "LogLevelsRequest": LogLevelsRequest}
     readers = {"window": check_window, "sys": lambda text: text in ("1", "true")}
     api.add("storm_dagster.nimbus.http.storm", handlers, types, readers)
+
+
+def event_endpoint(nimbus: Nimbus) -> Endpoint:
+    """The endpoint by which workers hand the events of their components to Dagster."""
+    turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
+
+    def known(request: Request) -> str:
+        """The id of the topology that has a live worker with the request's token."""
+        nimbus.status.require()
+        topology = topology_by_name(nimbus.shown_view(), request.path_params["name"])
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
+        tokens = [worker.token.encode() for worker in nimbus.cluster.live_workers(topology.id).values()]
+        if not any(hmac.compare_digest(shown, token) for token in tokens):
+            raise NotAuthenticated(
+                f"events of topology {topology.id} come from its live workers only, which send their start token "
+                "(Authorization: Bearer)"
+            )
+        return topology.id
+
+    def report(topology_id: str, document: dict[str, Any]) -> dict[str, Any]:
+        given = document.get("events")
+        if not isinstance(given, list) or len(given) > _MOST_EVENTS or set(document) != {"events"}:
+            raise InvalidRequest(f'a batch is {{"events": [event]}}, with {_MOST_EVENTS} events at most')
+        if not turns.acquire(blocking=False):
+            raise Unavailable("other batches of events are being stored: send it again")
+        try:
+            return _store_events(nimbus, topology_id, given)
+        finally:
+            turns.release()
+
+    async def endpoint(request: Request) -> Response:
+        # Nothing of an unauthorized body is read.
+        topology_id = await run_in_threadpool(known, request)
+        document = await bounded_json(request)
+        return JSONResponse(await run_in_threadpool(report, topology_id, document))
+
+    return endpoint
+
+
+def _store_events(nimbus: Nimbus, topology_id: str, given: list[Any]) -> dict[str, Any]:
+    stored: list[str] = []
+    refused: dict[str, str] = {}
+    trouble: str | None = None
+    until = time.monotonic() + _BATCH_SECS
+    for document in given:
+        number = document.get("id") if isinstance(document, dict) else None
+        if time.monotonic() > until:
+            trouble = "Dagster is slow: the rest of the batch is left for the next one"
+            break
+        try:
+            event = decode_event(document)
+            nimbus.dagster.report_event(event, {"storm/topology": topology_id, "storm/event": event.id})
+            stored.append(event.id)
+        except InvalidRequest as error:
+            if not isinstance(number, str):
+                raise
+            refused[number] = error.message
+        except Unavailable as error:
+            trouble = error.message
+            break
+    return {"stored": stored, "refused": refused, "trouble": trouble}

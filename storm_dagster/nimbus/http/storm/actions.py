@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from functools import partialmethod
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -69,13 +70,8 @@ class TopologyActions:
         self._reader.forget()
         return {"topologyOperation": verb, "topologyId": answer["id"], "status": "success"}
 
-    def activate(self, name: str) -> dict[str, Any]:
-        """``POST /topology/:id/activate``."""
-        return self._act(name, "activate")
-
-    def deactivate(self, name: str) -> dict[str, Any]:
-        """``POST /topology/:id/deactivate``."""
-        return self._act(name, "deactivate")
+    activate = partialmethod(_act, verb="activate")
+    deactivate = partialmethod(_act, verb="deactivate")
 
     def kill(self, name: str, wait: str) -> dict[str, Any]:
         """``POST /topology/:id/kill/:wait``; the wait is in seconds."""
