@@ -79,7 +79,7 @@ class NimbusBlobClient:
             headers = {**self._write_headers(), **about}
 
             def send(base: str) -> httpx.Response:
-                return self._http.put(_url(base, key), content=_chunks_of(spool), headers=headers)
+                return self._http.put(_url(base, key), content=chunks_of(spool), headers=headers)
 
             return _meta_of(self._repeat(f"storing blob {key!r}", send).json())
 
@@ -180,7 +180,7 @@ class NimbusBlobClient:
                 response = request(base.rstrip("/"))
                 if response.is_success:
                     return response
-                failure = _error_of(response, key)
+                failure = response_error(response, key)
             except httpx.HTTPError as error:
                 failure = Unavailable(
                     f"{doing}: the leading nimbus does not answer ({error or type(error).__name__}): "
@@ -194,7 +194,8 @@ class NimbusBlobClient:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
+def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
+    """The content of a seekable stream from its beginning, as a body that may be sent again."""
     stream.seek(0)
     while chunk := stream.read(_CHUNK):
         yield chunk
@@ -208,7 +209,8 @@ def _meta_of(document: Mapping[str, Any]) -> BlobMeta:
     return BlobMeta(str(document["key"]), int(document["size"]), str(document["sha256"]))
 
 
-def _error_of(response: httpx.Response, key: str | None) -> StormDagsterError:
+def response_error(response: httpx.Response, key: str | None = None) -> StormDagsterError:
+    """The typed error of a nimbus's response, which asked for blob ``key``."""
     if response.request.method == "HEAD":  # an answer without a body: only the status speaks
         if response.status_code == 404 and key is not None:
             return no_such_blob(key, str(response.url.copy_with(path="/", query=None)))

@@ -171,9 +171,7 @@ def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack
         security=security,
     )
     stack.callback(replicator.close)
-    blobs = NimbusBlobStore(
-        base, status=status, registry=registry, replicator=replicator, minimum=conf["topology.min.replication.count"]
-    )
+    blobs = NimbusBlobStore(base, status, registry, replicator, conf["topology.min.replication.count"])
     dagster = DagsterClient(
         DagsterTransport(_dagster_access(conf, home), timeout=conf["dagster.graphql.timeout.secs"], security=security),
         location=conf["dagster.location"],
@@ -188,6 +186,7 @@ def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack
         cluster=cluster,
         leadership=leadership,
         status=status,
+        registry=registry,
         blobs=blobs,
         uploads=Uploads(blobs, expiry_secs=conf["nimbus.file.copy.expiration.secs"], now=time.monotonic()),
         dagster=dagster,
@@ -195,16 +194,7 @@ def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack
         inimbus=inimbus,
         reads=reads,
     )
-    sync = BlobSync(
-        cluster,
-        blobs,
-        registry,
-        status,
-        peers=nimbus.peers,
-        inbox=nimbus.inbox,
-        keep_secs=conf["nimbus.inbox.jar.expiration.secs"],
-        security=security,
-    )
+    sync = BlobSync(nimbus)
     stack.callback(sync.close)
     return nimbus, sync
 

@@ -37,28 +37,24 @@ class LeaderStatus:
     def __init__(self, me: str, certain: Callable[[int], bool]) -> None:
         self.me = me
         self._certain = certain
-        self._known = Known()
+        self.known: Known = Known()
+        """The newest snapshot, replaced as a whole."""
         self._lock = threading.Lock()
-
-    @property
-    def known(self) -> Known:
-        """The newest snapshot."""
-        return self._known
 
     def update(self, *, epoch: int | None, leader: str | None, leader_http: str | None) -> None:
         """Replace the snapshot (called by the election loop only)."""
         with self._lock:
-            self._known = replace(self._known, epoch=epoch, leader=leader, leader_http=leader_http)
+            self.known = replace(self.known, epoch=epoch, leader=leader, leader_http=leader_http)
 
     def set_lacking(self, keys: Iterable[str]) -> None:
         """Record which needed blobs this nimbus lacks."""
         with self._lock:
-            self._known = replace(self._known, lacking=frozenset(keys))
+            self.known = replace(self.known, lacking=frozenset(keys))
 
     @property
     def epoch(self) -> int | None:
         """The epoch under which this nimbus may act now, else ``None``."""
-        epoch = self._known.epoch
+        epoch = self.known.epoch
         return epoch if epoch is not None and self._certain(epoch) else None
 
     def require(self, claimed: int | None = None) -> int:
@@ -69,7 +65,7 @@ class LeaderStatus:
         """
         epoch = self.epoch
         if epoch is None:
-            known = self._known
+            known = self.known
             if known.leader and known.leader != self.me:
                 raise Unavailable(
                     f"nimbus {self.me} is a follower and takes no writes: send this to the leader {known.leader} "

@@ -13,6 +13,7 @@ from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.view import ClusterView
+from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.blobs.uploads import Uploads
@@ -73,6 +74,7 @@ class Nimbus:
     cluster: StormClusterState
     leadership: LeadershipSession
     status: LeaderStatus
+    registry: BlobRegistry
     blobs: NimbusBlobStore
     uploads: Uploads
     dagster: DagsterClient

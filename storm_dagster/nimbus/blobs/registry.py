@@ -99,33 +99,27 @@ class BlobRegistry:
         """
         for _ in range(_ATTEMPTS):
             now = self.read([meta.key])[meta.key]
-            if now.record is not None and now.record.sha256 == meta.sha256:
-                try:
-                    if self.register_held(meta, now):
-                        return now.record.sequence
-                except Conflict as error:
-                    _log.debug("registering %s is tried again: %s", meta.key, error)
-                continue
-            sequence = next_sequence(now.holders, 0 if now.record is None else now.record.sequence)
-            raw = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record))
-            transaction = self._state.transaction().check(paths.EPOCH, epoch)
-            if not self._state.exists(paths.blob(meta.key)):
-                transaction.create(paths.blob(meta.key))
-            if now.version is None:
-                transaction.create(paths.blob_max_sequence(meta.key), raw)
-            else:
-                transaction.set(paths.blob_max_sequence(meta.key), raw, now.version)
-            for holder in now.holders:
-                if split_holder(holder)[0] == self.me:
-                    transaction.delete(paths.blob(meta.key, holder))
-            transaction.create(paths.blob(meta.key, f"{self.me}-{sequence}"), ephemeral=True)
             try:
-                transaction.commit()
+                if now.record is not None and now.record.sha256 == meta.sha256:
+                    self.register_held(meta, now)
+                    return now.record.sequence
+                sequence = next_sequence(now.holders, 0 if now.record is None else now.record.sequence)
+                raw = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record))
+                transaction = self._state.transaction().check(paths.EPOCH, epoch)
+                if not self._state.exists(paths.blob(meta.key)):
+                    transaction.create(paths.blob(meta.key))
+                if now.version is None:
+                    transaction.create(paths.blob_max_sequence(meta.key), raw)
+                else:
+                    transaction.set(paths.blob_max_sequence(meta.key), raw, now.version)
+                for holder in now.holders:
+                    if split_holder(holder)[0] == self.me:
+                        transaction.delete(paths.blob(meta.key, holder))
+                transaction.create(paths.blob(meta.key, f"{self.me}-{sequence}"), ephemeral=True).commit()
+                self._mine[meta.key] = (sequence, self._cluster.session.session_id)
+                return sequence
             except Conflict as error:
                 _log.debug("registering %s is tried again: %s", meta.key, error)
-                continue
-            self._mine[meta.key] = (sequence, self._cluster.session.session_id)
-            return sequence
         raise Conflict(f"blob {meta.key!r} is registered by others all the time: store it again")
 
     def check_epoch(self, epoch: int) -> None:

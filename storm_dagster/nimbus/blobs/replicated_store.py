@@ -41,7 +41,7 @@ class NimbusBlobStore:
     """
 
     def __init__(
-        self, base: BaseStore, *, status: LeaderStatus, registry: BlobRegistry, replicator: Replicator, minimum: int = 1
+        self, base: BaseStore, status: LeaderStatus, registry: BlobRegistry, replicator: Replicator, minimum: int
     ) -> None:
         self.base = base
         # Reads are those of this nimbus's own store.

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from urllib.parse import quote
 import httpx
 
 from storm_dagster.blobstore import BlobMeta
-from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
+from storm_dagster.blobstore.client import chunks_of, response_error
+from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.security import Security
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 16
 _RETRY_SECS = 0.5
 _OFFER_SECS = 3.0
 """Limit of an offer by hash, which carries no content: a peer that is slower hangs."""
@@ -161,10 +161,10 @@ class Replicator:
             if offered.status_code == 404:
                 with self._open(meta.key) as stream:
                     offered = self._http.put(
-                        url, headers={**headers, "Content-Length": str(meta.size)}, content=_chunks(stream)
+                        url, headers={**headers, "Content-Length": str(meta.size)}, content=chunks_of(stream)
                     )
             if not offered.is_success:
-                raise _error_of(offered)
+                raise response_error(offered)
         except (StormDagsterError, httpx.HTTPError, OSError) as error:
             _log.warning("%s was not copied to nimbus %s: %s", meta.key, peer.address, error)
             raise
@@ -178,15 +178,3 @@ class Replicator:
 
 def _replica_url(peer: NimbusPeer, key: str) -> str:
     return f"{peer.http.rstrip('/')}/v1/replicas/{quote(key, safe='')}"
-
-
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK):
-        yield chunk
-
-
-def _error_of(response: httpx.Response) -> StormDagsterError:
-    try:
-        return error_from_document(response.json())
-    except ValueError:
-        return Unavailable(f"{response.url} answered {response.status_code}")

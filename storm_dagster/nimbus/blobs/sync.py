@@ -10,8 +10,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -23,11 +22,8 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.model.security import Security
-from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered, is_registered_kind
-from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
-from storm_dagster.nimbus.blobs.replication import NimbusPeer
-from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_dagster.nimbus.blobs.registry import Registered, is_registered_kind
+from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.zk.watches import Wake
 
 _log = logging.getLogger(__name__)
@@ -38,32 +34,18 @@ _FOLLOW_SECS = 20.0
 class BlobSync:
     """Pulling of blobs by one nimbus. :meth:`run_once` is called from one thread; the counts from any."""
 
-    def __init__(
-        self,
-        cluster: StormClusterState,
-        blobs: NimbusBlobStore,
-        registry: BlobRegistry,
-        status: LeaderStatus,
-        *,
-        peers: Callable[[], list[NimbusPeer]],
-        inbox: Path,
-        keep_secs: float,
-        security: Security | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._blobs = blobs
-        self._base: BaseStore = blobs.base
-        self._registry = registry
-        self._status = status
-        self._peers = peers
-        self._inbox = inbox
+    def __init__(self, nimbus: Nimbus) -> None:
+        self._cluster, self._registry, self._status = nimbus.cluster, nimbus.registry, nimbus.status
+        self._blobs, self._base = nimbus.blobs, nimbus.blobs.base
+        self._peers, self._inbox = nimbus.peers, nimbus.inbox
         self._one_at_a_time = threading.Lock()
-        self._keep_secs = keep_secs
-        self._follow_secs = min(_FOLLOW_SECS, keep_secs)
+        self._keep_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
+        self._follow_secs = min(_FOLLOW_SECS, self._keep_secs)
         self._followed: tuple[str | None, float] | None = None
         # Blob that the leader does not have any more -> when that was first seen.
         self._unneeded: dict[str, float] = {}
-        self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options())
+        options = Security.of(nimbus.conf).client_options()
+        self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **options)
 
     def close(self) -> None:
         """Close the connections."""
@@ -208,37 +190,26 @@ class BlobSync:
                 self._blobs.drop_replica(key)
 
     def _fetch(self, http: str, key: str, sha256: str | None) -> BlobMeta:
-        path, actual = download_blob(self._http, http, key, self._inbox, expected_sha256=sha256)
+        """Store a blob of another nimbus, when it has the hash that is announced, and ``sha256`` if that is given."""
+        digest = hashlib.sha256()
+        path = self._inbox / f"fetch-{time.monotonic_ns():x}"
         try:
+            with self._http.stream("GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}") as response:
+                if response.status_code == 404:
+                    raise KeyNotFound(f"no blob {key!r} at {http}")
+                if response.status_code != 200:
+                    raise Unavailable(f"{http} answered {response.status_code} for blob {key!r}")
+                announced = response.headers.get("X-Content-SHA256")
+                with path.open("xb") as sink:
+                    for chunk in response.iter_raw(1 << 16):
+                        digest.update(chunk)
+                        sink.write(chunk)
+            actual = digest.hexdigest()
+            if actual != announced or (sha256 is not None and actual != sha256):
+                raise Corrupt(
+                    f"blob {key!r} of {http} has SHA-256 {actual}, {sha256 or announced} is the newest: "
+                    "it is damaged or outdated there"
+                )
             return self._base.adopt(key, path, actual)
         finally:
             path.unlink(missing_ok=True)
-
-
-def download_blob(
-    client: httpx.Client, http: str, key: str, folder: Path, *, expected_sha256: str | None
-) -> tuple[Path, str]:
-    """Download a blob of another nimbus into a fresh file of ``folder``; the file and its verified hash."""
-    digest = hashlib.sha256()
-    path = folder / f"fetch-{time.monotonic_ns():x}"
-    try:
-        with client.stream("GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}") as response:
-            if response.status_code == 404:
-                raise KeyNotFound(f"no blob {key!r} at {http}")
-            if response.status_code != 200:
-                raise Unavailable(f"{http} answered {response.status_code} for blob {key!r}")
-            announced = response.headers.get("X-Content-SHA256")
-            with path.open("xb") as sink:
-                for chunk in response.iter_raw(1 << 16):
-                    digest.update(chunk)
-                    sink.write(chunk)
-        actual = digest.hexdigest()
-        if actual != announced or (expected_sha256 is not None and actual != expected_sha256):
-            raise Corrupt(
-                f"blob {key!r} of {http} has SHA-256 {actual}, {expected_sha256 or announced} is the newest: "
-                "it is damaged or outdated there"
-            )
-        return path, actual
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise

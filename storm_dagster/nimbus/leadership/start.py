@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from storm_dagster.blobstore import LocalBlobStore
@@ -27,6 +28,7 @@ _TOLERATED = 30
 """Checks without any beat of the container before it counts as absent (JStorm)."""
 
 
+@dataclass
 class ContainerHeartbeat:
     """Mutual heartbeat with the container that nimbus runs in (JStorm's, by files).
 
@@ -35,49 +37,42 @@ class ContainerHeartbeat:
     last changed: a clock that is set meanwhile, here or there, ends nobody.
     """
 
-    def __init__(
-        self,
-        container: Path,
-        own: Path,
-        *,
-        timeout_secs: float,
-        pause_secs: float,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._container = container
-        self._own = own
-        self._timeout = timeout_secs
-        self.pause_secs = pause_secs
-        self._clock = clock
-        self._wall = wall
+    container: Path
+    own: Path
+    _: KW_ONLY
+    timeout_secs: float
+    pause_secs: float
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    failure: StormDagsterError | None = None
+
+    def __post_init__(self) -> None:
         self._newest: int | None = None
-        self._seen_at = clock()
+        self._seen_at = self.clock()
         self._misses = 0
-        self.failure: StormDagsterError | None = None
 
     def tick(self) -> None:
         """Beat once and check once; :class:`Unavailable` when the container is gone."""
-        self._own.mkdir(parents=True, exist_ok=True)
-        (self._own / str(int(self._wall()))).touch()
-        for old in _stamps(self._own)[:-_KEPT]:
-            (self._own / str(old)).unlink(missing_ok=True)
-        found = _stamps(self._container)
-        now = self._clock()
+        self.own.mkdir(parents=True, exist_ok=True)
+        (self.own / str(int(self.wall()))).touch()
+        for old in _stamps(self.own)[:-_KEPT]:
+            (self.own / str(old)).unlink(missing_ok=True)
+        found = _stamps(self.container)
+        now = self.clock()
         if not found:
             self._misses += 1
             if self._misses > _TOLERATED:
                 raise Unavailable(
-                    f"no beat of the container is in {self._container} after {self._misses} checks: "
+                    f"no beat of the container is in {self.container} after {self._misses} checks: "
                     "start its heartbeat, or unset container.nimbus.heartbeat"
                 )
             return
         self._misses = 0
         if found[-1] != self._newest:
             self._newest, self._seen_at = found[-1], now
-        elif now - self._seen_at > self._timeout:
+        elif now - self._seen_at > self.timeout_secs:
             raise Unavailable(
-                f"the container's newest beat in {self._container} is {self._newest}, unchanged for "
+                f"the container's newest beat in {self.container} is {self._newest}, unchanged for "
                 f"{now - self._seen_at:g} s: the container is gone, and nimbus ends with it"
             )
 

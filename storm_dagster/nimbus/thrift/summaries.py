@@ -9,7 +9,6 @@ from storm_dagster.blobstore import BlobMeta
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import TopologyView
-from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import (
     SupervisorSnapshot,
@@ -61,7 +60,6 @@ class Summaries:
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus
         self._reader = reader
-        self._registry = BlobRegistry(nimbus.cluster, nimbus.identity.address)
 
     def cluster(self) -> Any:
         """A ClusterSummary."""
@@ -134,7 +132,7 @@ class Summaries:
         """How many nimbuses are known to hold the newest content; a blob that is not announced counts as held here."""
         if self._nimbus.blobs.shared:
             return 1
-        return len(self._registry.read([key])[key].newest_holders()) or int(self._nimbus.blobs.exists(key))
+        return len(self._nimbus.registry.read([key])[key].newest_holders()) or int(self._nimbus.blobs.exists(key))
 
     def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
