@@ -17,7 +17,7 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.model.security import Security
 from storm_dagster.model.wire import StateQuestion
-from storm_dagster.nimbus.requests.task_pages import read_state
+from storm_dagster.nimbus.requests.running_workers import read_state
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.stateful import KeyedState

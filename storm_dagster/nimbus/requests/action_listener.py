@@ -51,39 +51,14 @@ def load_listener(name: str) -> Any:
     return listener
 
 
-class _Caller:
-    """Makes one call at a time in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._idle = threading.Event()
-        self._idle.set()
-
-    def busy(self) -> bool:
-        """Whether a call has not returned yet."""
-        return not self._idle.is_set()
-
-    def call(self, what: str, function: Callable[[], Any], wait_secs: float) -> bool:
-        """Call; whether it returned within ``wait_secs``. Its errors are logged."""
-        self._idle.clear()
-
-        def run() -> None:
-            try:
-                function()
-            except BaseException as error:
-                _log.warning("the action listener failed at %s: %s: %s", what, type(error).__name__, error)
-            finally:
-                self._idle.set()
-
-        threading.Thread(target=run, name="action-listener", daemon=True).start()
-        return self._idle.wait(wait_secs)
-
-
 class ActionNotifier:
     """Notifies the configured listener. :meth:`run` blocks in a thread of the daemon; without a listener it ends."""
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._caller = _Caller()
+        self._idle = threading.Event()
+        """Not set while a call has not returned."""
+        self._idle.set()
         self._listener: Any = None
         self._epoch: int | None = None
 
@@ -113,7 +88,7 @@ class ActionNotifier:
         ctx = self._nimbus.operations(epoch)
         waiting = pending_actions(ctx)
         for action in self._trim(ctx, waiting):
-            if stop.is_set() or self._caller.busy():
+            if stop.is_set() or not self._idle.is_set():
                 return
             self._notify(action)
             forget_action(ctx, action)
@@ -131,17 +106,32 @@ class ActionNotifier:
             return
         what = f"{action.action} of {action.topology_id}"
         listener, name = self._listener, topology_name_of(action.topology_id)
-        if not self._caller.call(what, lambda: listener.notify(name, action.action), _LATE_SECS):
+        if not self._call(what, lambda: listener.notify(name, action.action), _LATE_SECS):
             _log.warning("the action listener has not come back from %s for %g s: others wait", what, _LATE_SECS)
+
+    def _call(self, what: str, function: Callable[[], Any], wait_secs: float) -> bool:
+        """Call in a thread of its own; whether it returned within ``wait_secs``. Its errors are logged."""
+        self._idle.clear()
+
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:
+                _log.warning("the action listener failed at %s: %s: %s", what, type(error).__name__, error)
+            finally:
+                self._idle.set()
+
+        threading.Thread(target=run, name="action-listener", daemon=True).start()
+        return self._idle.wait(wait_secs)
 
     def _begin(self) -> None:
         prepare = getattr(self._listener, "prepare", None)
         if callable(prepare):
             conf: Mapping[str, Any] = dict(self._nimbus.conf.values)
-            self._caller.call("prepare", lambda: prepare(conf), _LATE_SECS)
+            self._call("prepare", lambda: prepare(conf), _LATE_SECS)
 
     def _end(self) -> None:
         cleanup = getattr(self._listener, "cleanup", None)
-        if self._epoch is not None and callable(cleanup) and not self._caller.busy():
-            self._caller.call("cleanup", cleanup, 2.0)
+        if self._epoch is not None and callable(cleanup) and self._idle.is_set():
+            self._call("cleanup", cleanup, 2.0)
         self._epoch = None

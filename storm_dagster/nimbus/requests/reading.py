@@ -24,10 +24,10 @@ from storm_dagster.model.security import Security
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
-from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
-from storm_dagster.nimbus.requests.task_pages import dead_letters, read_state
+from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology, supervisors_of
+from storm_dagster.nimbus.requests.rows import fields_of
+from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
@@ -202,8 +202,7 @@ class ClusterReader:
         read_at, known = self._copies
         if time.monotonic() - read_at < _COPIES_SECS and known.keys() >= keys.keys():
             return {topology_id: known[topology_id] for topology_id in keys}
-        registry = BlobRegistry(self._nimbus.cluster, self._nimbus.identity.address)
-        found = registry.read(keys.values())
+        found = self._nimbus.registry.read(keys.values())
         held = {topology_id: len(found[key].newest_holders()) for topology_id, key in keys.items()}
         self._copies = (time.monotonic(), held)
         return held
@@ -230,24 +229,13 @@ class ClusterReader:
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors and whether a healing sensor is armed."""
         view = self.view()
-        used = view.used_ports()
-        now = time.time()
+        found = supervisors_of(view, now_secs=int(time.time()))
         healer = self._nimbus.cluster.state.get_data(paths.HEALER)
         return {
             "cluster_id": view.cluster_id,
             "nimbuses": self._nimbuses(),
             "supervisors": [
-                {
-                    "id": supervisor_id,
-                    "host": info.host,
-                    "ports": list(info.ports),
-                    "used": sorted(used.get(supervisor_id, ())),
-                    "uptime_secs": max(0, int(now) - info.started),
-                    "version": info.version,
-                    "http": info.http,
-                    "blacklisted": info.host in view.blacklist,
-                }
-                for supervisor_id, info in sorted(view.supervisors.items())
+                fields_of("supervisor of /v1/cluster", one) for one in sorted(found, key=lambda one: one.id)
             ],
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,

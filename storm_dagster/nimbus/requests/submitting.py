@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
 from storm_dagster.model.errors import AlreadyAlive, Conflict, Misconfigured, Unavailable
@@ -120,25 +121,16 @@ class Submissions:
 
 
 class _KeyedLocks:
-    """One lock for each key in use."""
+    """One lock for each key in use: whoever holds it or waits for it keeps it there."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
         """Hold the key's lock."""
         with self._guard:
-            lock, waiting = self._locks.get(key, (threading.Lock(), 0))
-            self._locks[key] = (lock, waiting + 1)
-        try:
-            with lock:
-                yield
-        finally:
-            with self._guard:
-                lock, waiting = self._locks[key]
-                if waiting == 1:
-                    del self._locks[key]
-                else:
-                    self._locks[key] = (lock, waiting - 1)
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            yield
