@@ -14,17 +14,8 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.launcher import wire
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.launcher.wire import (
-    ANSWER_SECS,
-    GO,
-    WARM_TAG,
-    LineConnection,
-    here,
-    next_launcher,
-    run_record,
-    same_place,
-)
 from storm_dagster.model.run_file import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -77,7 +68,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         if home is None or internals is None or origin is None:
             return False
         try:
-            connection = LineConnection.connect(home)
+            connection = wire.LineConnection.connect(home)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -100,16 +91,16 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                     "dagster_home": self._instance.root_directory,
                 }
             )
-            answer = connection.receive(ANSWER_SECS)
+            answer = connection.receive(wire.ANSWER_SECS)
             if answer is None or "ready" not in answer:
                 reason = (answer or {}).get("refused", "it closed the connection")
                 log.info("run %s starts the stock way: %s", run.run_id, reason)
                 return False
-            self._instance.add_run_tags(run.run_id, {WARM_TAG: here()})
-            state = next_launcher("asking", "ready")
-            connection.send(GO)
-            state = next_launcher(state, "sent")
-            return next_launcher(state, connection.await_message("started", ANSWER_SECS)) == "launched"
+            self._instance.add_run_tags(run.run_id, {wire.WARM_TAG: wire.here()})
+            state = wire.next_launcher("asking", "ready")
+            connection.send(wire.GO)
+            state = wire.next_launcher(state, "sent")
+            return wire.next_launcher(state, connection.await_message("started", wire.ANSWER_SECS)) == "launched"
         except (OSError, ValueError) as error:
             log.info("run %s starts the stock way: %s", run.run_id, error or type(error).__name__)
             return False
@@ -125,11 +116,11 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
         if run is None or run.is_finished:
             return False
-        if WARM_TAG not in run.tags or STOCK_TAG in run.tags:
+        if wire.WARM_TAG not in run.tags or STOCK_TAG in run.tags:
             return super().terminate(run_id)
         self._instance.report_run_canceling(run)
-        place = same_place(run.tags[WARM_TAG])
-        record = run_record(self.home, run_id) if self.home is not None and place == "here" else None
+        place = wire.same_place(run.tags[wire.WARM_TAG])
+        record = wire.run_record(self.home, run_id) if self.home is not None and place == "here" else None
         if place == "elsewhere" or self.home is None:
             self._instance.report_engine_event(
                 "The run's process is on another machine, or in another container: terminate it from there.", run
@@ -166,12 +157,12 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         internals = dagster_internals()
         assert internals is not None
         status = internals.WorkerStatus
-        home, place = self.home, same_place(run.tags.get(WARM_TAG, ""))
+        home, place = self.home, wire.same_place(run.tags.get(wire.WARM_TAG, ""))
         if place == "before" and STOCK_TAG not in run.tags:
             return internals.CheckRunHealthResult(status.FAILED, "the machine was rebooted since")
         if home is None or STOCK_TAG in run.tags or place == "elsewhere":
             return internals.CheckRunHealthResult(status.RUNNING, "not checked from here")
-        record = run_record(home, run.run_id)
+        record = wire.run_record(home, run.run_id)
         if record is not None and record.alive():
             return internals.CheckRunHealthResult(status.RUNNING, run_worker_id=str(record.pid))
         named = f" (pid {record.pid})" if record is not None else ""

@@ -17,14 +17,8 @@ from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
 from storm_dagster.cli.dev.ending import end_cluster, family, marks_of
 from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, code_socket, daemon_environment, prepare_dagster_home
+from storm_dagster.model import endpoints
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
-from storm_dagster.model.endpoints import (
-    ClusterFile,
-    DagsterEndpoint,
-    NimbusEndpoint,
-    SparkEndpoint,
-    SupervisorEndpoint,
-)
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.home_conf import DEV_CONF, write_dev_conf
@@ -111,7 +105,7 @@ class DevCluster:
                 record.remove(self._home)
 
     # -- the life of the cluster --------------------------------------------------------------------------
-    def run(self, ready: Callable[[ClusterFile], None]) -> None:
+    def run(self, ready: Callable[[endpoints.ClusterFile], None]) -> None:
         """Start, call ``ready`` once, keep everything running until ``stop``, end everything.
 
         Raises what made the start fail, after everything has been ended.
@@ -344,23 +338,23 @@ class DevCluster:
         daemon = self._daemons.get(name)
         return daemon.pid if daemon is not None else None
 
-    def _write_cluster_file(self) -> ClusterFile:
+    def _write_cluster_file(self) -> endpoints.ClusterFile:
         """``HOME/cluster.json`` as of now."""
         plan, ports = self._plan, self._plan.ports
         dagster = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
-        spark = SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts)
-        cluster = ClusterFile(
+        spark = endpoints.SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts)
+        cluster = endpoints.ClusterFile(
             zookeeper=plan.zookeeper,
             zookeeper_root=plan.conf["storm.zookeeper.root"],
             zookeeper_pid=self._pid("zookeeper-0"),
             nimbuses=tuple(
-                NimbusEndpoint(
+                endpoints.NimbusEndpoint(
                     thrift=f"{HOST}:{port}", http=plan.nimbus_url(index), pid=self._pid(f"nimbus-n{index + 1}") or 0
                 )
                 for index, port in enumerate(ports.thrift)
             ),
             supervisors=tuple(
-                SupervisorEndpoint(
+                endpoints.SupervisorEndpoint(
                     id=(name := plan.supervisor_id(index)),
                     host=plan.conf["storm.local.hostname"],
                     ports=slots,
@@ -369,7 +363,7 @@ class DevCluster:
                 )
                 for index, slots in enumerate(ports.slots)
             ),
-            dagster=DagsterEndpoint(
+            dagster=endpoints.DagsterEndpoint(
                 url=plan.web_url,
                 home=str(self._home / "dagster"),
                 pids=tuple(pid for pid in dagster if pid is not None),

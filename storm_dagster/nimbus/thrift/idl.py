@@ -12,17 +12,7 @@ import thriftpy2
 from thriftpy2.thrift import TApplicationException
 
 import storm_dagster
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    Conflict,
-    InvalidRequest,
-    KeyNotFound,
-    Misconfigured,
-    NotAlive,
-    NotAuthenticated,
-    NotAuthorized,
-    StormDagsterError,
-)
+from storm_dagster.model import errors
 from storm_dagster.model.tables import load_table
 
 try:
@@ -77,26 +67,26 @@ def encode_failure(name: str, seqid: int, kind: int, text: str) -> bytes:
     return encode_message(name, _EXCEPTION, seqid, TApplicationException(kind, text))
 
 
-class KeyExists(Conflict):
+class KeyExists(errors.Conflict):
     """A blob of that key exists already."""
 
 
-class RefusedCall(InvalidRequest):
+class RefusedCall(errors.InvalidRequest):
     """The caller may not do that, whoever it is."""
 
 
 # First match wins. An exception that the method does not declare is passed over.
-_FITTING: tuple[tuple[type[StormDagsterError] | tuple[type[StormDagsterError], ...], str], ...] = (
-    (AlreadyAlive, "AlreadyAliveException"),
-    (NotAlive, "NotAliveException"),
-    (KeyNotFound, "KeyNotFoundException"),
+_FITTING: tuple[tuple[type[errors.StormDagsterError] | tuple[type[errors.StormDagsterError], ...], str], ...] = (
+    (errors.AlreadyAlive, "AlreadyAliveException"),
+    (errors.NotAlive, "NotAliveException"),
+    (errors.KeyNotFound, "KeyNotFoundException"),
     (KeyExists, "KeyAlreadyExistsException"),
-    ((NotAuthenticated, NotAuthorized, RefusedCall), "AuthorizationException"),
-    (InvalidRequest, "InvalidTopologyException"),
+    ((errors.NotAuthenticated, errors.NotAuthorized, RefusedCall), "AuthorizationException"),
+    (errors.InvalidRequest, "InvalidTopologyException"),
 )
 
 
-def set_declared(result: Any, error: StormDagsterError) -> bool:
+def set_declared(result: Any, error: errors.StormDagsterError) -> bool:
     """Put the fitting exception into ``result``, the result structure of a method; whether it declares one.
 
     Without one the error is a TApplicationException whose message begins with the name of ours.
@@ -104,7 +94,7 @@ def set_declared(result: Any, error: StormDagsterError) -> bool:
     declared = {
         spec[2].__name__: spec for spec in result.thrift_spec.values() if spec[1] != "success" and len(spec) == 4
     }
-    for ours, theirs in _FITTING if not isinstance(error, Misconfigured) else ():
+    for ours, theirs in _FITTING if not isinstance(error, errors.Misconfigured) else ():
         if isinstance(error, ours) and theirs in declared:
             _, field, cls, *_ = declared[theirs]
             setattr(result, field, cls(msg=error.message))

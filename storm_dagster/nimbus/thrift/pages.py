@@ -10,12 +10,7 @@ from typing import Any, Literal
 from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import TopologyView
-from storm_dagster.nimbus.requests.page_snapshot import (
-    ComponentSnapshot,
-    ExecutorSnapshot,
-    TopologySnapshot,
-    supervisors_of,
-)
+from storm_dagster.nimbus.requests import page_snapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, check_window, split_input
 from storm_dagster.nimbus.thrift.idl import load_idl
@@ -61,7 +56,7 @@ class Pages:
         window, include_sys = check_window(window), bool(include_sys)
         now = int(time.time())
 
-        def shown(parts: Iterable[ComponentSnapshot]) -> dict[str, Any]:
+        def shown(parts: Iterable[page_snapshot.ComponentSnapshot]) -> dict[str, Any]:
             return {
                 part.id: _component(part, window, include_sys) for part in parts if include_sys or not part.is_system
             }
@@ -117,7 +112,7 @@ class Pages:
     def supervisor_page(self, supervisor_id: str | None, host: str | None, include_sys: bool | None) -> Any:
         """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there is none."""
         now = int(time.time())
-        every = supervisors_of(self._reader.view(), now_secs=now, workers=True)
+        every = page_snapshot.supervisors_of(self._reader.view(), now_secs=now, workers=True)
         chosen = [one for one in every if one.id == supervisor_id or (not supervisor_id and one.info.host == host)]
         if not chosen:
             wanted = f"supervisor {supervisor_id!r:.200}" if supervisor_id else f"supervisor on {host!r:.200}"
@@ -161,7 +156,7 @@ def _error(error: TaskError) -> Any:
     )
 
 
-def _executor(one: ExecutorSnapshot, *, stats: bool = True) -> Any:
+def _executor(one: page_snapshot.ExecutorSnapshot, *, stats: bool = True) -> Any:
     idl = load_idl()
     return idl.ExecutorSummary(
         executor_info=idl.ExecutorInfo(task_start=one.first, task_end=one.last),
@@ -173,7 +168,7 @@ def _executor(one: ExecutorSnapshot, *, stats: bool = True) -> Any:
     )
 
 
-def _executor_stats(one: ExecutorSnapshot) -> Any:
+def _executor_stats(one: page_snapshot.ExecutorSnapshot) -> Any:
     idl = load_idl()
 
     def by_stream(name: str) -> dict[str, dict[str, Any]]:
@@ -202,7 +197,7 @@ def _stream_id(key: str) -> Any:
     return load_idl().GlobalStreamId(componentId=component, streamId=stream)
 
 
-def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
+def _component(part: page_snapshot.ComponentSnapshot, window: str, include_sys: bool) -> Any:
     stats = _aggregate(
         part,
         part.windows[window].totals(include_sys=include_sys),
@@ -235,7 +230,7 @@ def _stats(
     )
 
 
-def _aggregate(part: ComponentSnapshot, totals: Totals, **more: Any) -> Any:
+def _aggregate(part: page_snapshot.ComponentSnapshot, totals: Totals, **more: Any) -> Any:
     return _stats(part.kind, totals, resources_map={}, **more)
 
 
@@ -244,14 +239,14 @@ def _inputs(sums: WindowStats) -> dict[Any, Any]:
     return {_stream_id(key): _stats("bolt", sums.of(key), _COUNTS[2:]) for key in sums.inputs}
 
 
-def _outputs(part: ComponentSnapshot, sums: WindowStats) -> dict[str, Any]:
+def _outputs(part: page_snapshot.ComponentSnapshot, sums: WindowStats) -> dict[str, Any]:
     """Output statistics by stream; of a spout also acks and failures."""
     bolt = part.kind == "bolt"
     counts = _COUNTS[:2] if bolt else _COUNTS
     return {stream: _stats(part.kind, sums.of(stream), counts, means=not bolt) for stream in sums.outputs}
 
 
-def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
+def _topology_stats(snapshot: page_snapshot.TopologySnapshot, include_sys: bool) -> Any:
     totals = {window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS}
     latencies = {window: float(each["complete_ms"]) for window, each in totals.items()}
     counts = {f"window_to_{name}": {window: int(each[name]) for window, each in totals.items()} for name in _COUNTS}

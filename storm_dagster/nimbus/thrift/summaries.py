@@ -10,13 +10,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import (
-    SupervisorSnapshot,
-    TopologySize,
-    WorkerSnapshot,
-    supervisors_of,
-    topologies_by_owner,
-)
+from storm_dagster.nimbus.requests import page_snapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.rows import fields_of
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
@@ -34,12 +28,12 @@ def version_number(meta: BlobMeta) -> int:
     return int(meta.sha256[:15], 16)
 
 
-def resources(one: TopologySize | WorkerSnapshot) -> dict[str, float]:
+def resources(one: page_snapshot.TopologySize | page_snapshot.WorkerSnapshot) -> dict[str, float]:
     """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from that."""
     return {**fields_of("resources", one), "requested_memoffheap": 0.0, "assigned_memoffheap": 0.0}
 
 
-def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
+def worker_summary(worker: page_snapshot.WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
     """One worker; components of the system are counted only with ``include_sys``."""
     return load_idl().WorkerSummary(
         **fields_of("WorkerSummary", worker),
@@ -68,7 +62,7 @@ class Summaries:
         nimbuses = self.nimbuses()
         leader = next((one for one in nimbuses if one.isLeader), None)
         return load_idl().ClusterSummary(
-            supervisors=[self.supervisor(snapshot) for snapshot in supervisors_of(view, now_secs=now)],
+            supervisors=[self.supervisor(snapshot) for snapshot in page_snapshot.supervisors_of(view, now_secs=now)],
             nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
             topologies=self.topologies(),
             nimbuses=nimbuses,
@@ -90,7 +84,7 @@ class Summaries:
         """One TopologySummary; ``copies`` is the number of nimbuses that hold its code, if it is known."""
         if copies is None:
             copies = self.copies(code_key(topology.code_dir))
-        size = TopologySize.of(topology)
+        size = page_snapshot.TopologySize.of(topology)
         return load_idl().TopologySummary(
             **fields_of("TopologySummary", topology),
             **fields_of("sizes", size),
@@ -105,11 +99,11 @@ class Summaries:
     def owners(self, owner: str | None) -> list[Any]:
         """An OwnerResourceSummary for each owner, or of this one: what the workers of his topologies were given."""
         rows: list[Any] = []
-        for name, topologies in topologies_by_owner(self._reader.view(), owner or None).items():
+        for name, topologies in page_snapshot.topologies_by_owner(self._reader.view(), owner or None).items():
             row = load_idl().OwnerResourceSummary(
                 owner=name,
                 total_topologies=len(topologies),
-                **fields_of("OwnerResourceSummary", TopologySize.of(*topologies)),
+                **fields_of("OwnerResourceSummary", page_snapshot.TopologySize.of(*topologies)),
                 **dict.fromkeys(("requested_off_heap_memory", "assigned_off_heap_memory"), 0.0),
             )
             rows.append(row)
@@ -134,7 +128,7 @@ class Summaries:
             return 1
         return len(self._nimbus.registry.read([key])[key].newest_holders()) or int(self._nimbus.blobs.exists(key))
 
-    def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
+    def supervisor(self, snapshot: page_snapshot.SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
         return load_idl().SupervisorSummary(
             **fields_of("SupervisorSummary", snapshot),
