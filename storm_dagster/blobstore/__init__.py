@@ -4,8 +4,6 @@ A blob is bytes under a key. Its version is its content hash (SHA-256), never a 
 restart nor a change of leader makes a blob look new.
 """
 
-from __future__ import annotations
-
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobMeta, BlobStore
 

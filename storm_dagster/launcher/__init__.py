@@ -10,8 +10,6 @@ stock launcher launches the run::
       class: WarmRunLauncher
 """
 
-from __future__ import annotations
-
 from storm_dagster.launcher.run_launcher import WarmRunLauncher
 
 __all__ = ["WarmRunLauncher"]

@@ -1,3 +1,1 @@
 """A whole local cluster as the child processes of one: start, watch, restart, end."""
-
-from __future__ import annotations
