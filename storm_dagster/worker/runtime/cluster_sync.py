@@ -202,7 +202,8 @@ class ClusterSync:
         held_elsewhere = {
             task for slot, node in live.items() if slot != self.slot for task in decode_ranges(node.tasks)
         }
-        kept_tasks = self._owned & wanted
+        # Without its node, whose session has ended, others may have opened what it had.
+        kept_tasks = self._owned & wanted if own is not None else frozenset[int]()
         owned = kept_tasks | (wanted - held_elsewhere)
         lost = self._owned - owned
         if lost:
