@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import traceback
-from collections import Counter
+from itertools import count
+from pathlib import Path
 
 from storm_simulation.threads import THREADS
 
@@ -29,6 +30,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay one seed, and print what happened")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--faults", type=int, help="run seeds until so many faults, and a hundredth of it of each kind")
+    parser.add_argument("--kept", type=Path, help="file in which the sums are kept, for a run that continues them")
     parser.add_argument("--secs", type=float, default=120.0, help="virtual seconds of faults for each seed")
     parser.add_argument(
         "--mutants", nargs="?", const="", help="plant the bugs whose name holds this (all), one after the other"
@@ -47,20 +50,15 @@ def main() -> int:
     if given.mutants is not None:
         return _mutants(given.mutants, given.first, given.seeds, given.secs)
     from storm_simulation.program import run_seed
+    from storm_simulation.tally import Tally
 
-    seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
-    faults: Counter[str] = Counter()
-    commands: Counter[str] = Counter()
-    known: Counter[str] = Counter()
-    virtual = cpu = 0.0
-    broken = 0
+    first = given.first if given.seed is None else given.seed
+    tally = Tally.load(given.kept, first) if given.kept else Tally(first)
+    first = tally.next_seed
+    seeds = count(first) if given.faults else range(first, first + (given.seeds if given.seed is None else 1))
     for seed in seeds:
         result = run_seed(seed, given.secs)
-        faults.update(result.faults)
-        commands.update(result.commands)
-        known.update(result.known)
-        virtual += result.virtual_secs
-        cpu += result.cpu_secs
+        tally.add(result)
         if given.seed is not None:
             print("\n".join(result.log))
         print(
@@ -68,15 +66,16 @@ def main() -> int:
             f"{sum(result.faults.values())} faults, {result.commits} commits"
         )
         if result.violation:
-            broken += 1
             print(f"VIOLATION {result.violation}\n  replay: {result.replay}")
+        if given.faults and tally.seeds % 20 == 0:
+            print(tally.text())
+        if given.kept:
+            tally.save(given.kept)
         sys.stdout.flush()
-    print(
-        f"{len(seeds)} seeds, {virtual:.0f} virtual s = {virtual / max(cpu, 0.01):.0f} times real time, {broken} broken"
-    )
-    for title, counts in (("faults", faults), ("commands", commands), ("known violations", known)):
-        print(f"{title}: " + ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()) if count))
-    return 1 if broken else 0
+        if given.faults and tally.reached(given.faults):
+            break
+    print(tally.text())
+    return 1 if tally.broken else 0
 
 
 def _mutants(which: str, first: int, seeds: int, secs: float) -> int:

@@ -98,7 +98,7 @@ class Connection:
 
     def send(self, request: Any, answer: Answer | None, sent: float) -> None:
         """To the server, with the delays and losses of the link."""
-        delay = self.client.links.delay(self.client.process.host.name, self.server.name)
+        delay = self.client.delay_to(self.server)
         if delay is None:
             return
         self._there = max(self._there + 1e-7, self._kernel.now + delay)
@@ -140,7 +140,7 @@ class Connection:
         self._return(self.client.notified, self, kind, path)
 
     def _return(self, call: Callable[..., None], *args: Any) -> None:
-        delay = self.client.links.delay(self.server.name, self.client.process.host.name)
+        delay = self.client.delay_from(self.server)
         if delay is None or not self.open:
             return
         self._back = max(self._back + 1e-7, self._kernel.now + delay)
@@ -220,11 +220,19 @@ class SimulatedClient:
         self._queued: deque[tuple[Any, Answer]] = deque()
         self._data: dict[str, dict[Any, None]] = {}
         self._child: dict[str, dict[Any, None]] = {}
+        self.silent = False
+        """Nothing comes through, in either direction."""
         self._stopped = False
         self._heard = 0.0
         self._wait = 0.05
         self._tries = 0
         process.at_end.append(self._process_died)
+
+    def delay_to(self, server: Server) -> float | None:
+        return None if self.silent else self.links.delay(self.process.host.name, server.name)
+
+    def delay_from(self, server: Server) -> float | None:
+        return None if self.silent else self.links.delay(server.name, self.process.host.name)
 
     # -- as kazoo -----------------------------------------------------------------------------------------
 
@@ -394,8 +402,7 @@ class SimulatedClient:
         if self._stopped or self.connection is not None:
             return
         server = self.kernel.rng.choice(self.ensemble.servers)
-        host = self.process.host.name
-        there, back = self.links.delay(host, server.name), self.links.delay(server.name, host)
+        there, back = self.delay_to(server), self.delay_from(server)
         serves = server.up and server.serving and (self.ensemble.leader is not None) and not server.cut
         if there is None or back is None or not serves:
             silent = there is None or back is None
@@ -427,7 +434,7 @@ class SimulatedClient:
             # A client never goes back in time: a server behind what it saw would refuse it.
             ensemble.copy(server)
         connection = None if expired else Connection(self, server, self.session)
-        delay = self.links.delay(server.name, process.host.name)
+        delay = self.delay_from(server)
         if delay is not None:
             self.kernel.after(delay, process.deliver, self._connected, connection, sent)
         else:

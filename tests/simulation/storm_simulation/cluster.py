@@ -75,12 +75,12 @@ class Cluster:
         self.stop_at_violation = True
         self.overlook_known = True
         self.known: Counter[str] = Counter()
-        self.owners = Owners(self.kernel, self.violated)
         self.rules = Rules(self)
+        self.owners = Owners(self)
         self.processes: dict[int, Process] = {}
         self.workers: dict[int, SimulatedWorker] = {}
         self._ports: dict[tuple[str, int], SimulatedWorker] = {}
-        self.hosts: dict[str, Host] = {}
+        self.hosts = self.kernel.hosts
         self.nimbuses: dict[str, SimulatedNimbus] = {}
         self.supervisors: dict[str, SimulatedSupervisor] = {}
         for number in range(nimbus_count):

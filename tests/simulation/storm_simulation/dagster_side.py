@@ -95,6 +95,8 @@ class SimulatedDagster:
         self.storage = Storage()
         self.process: Process | None = None
         self.healings = 0
+        self.next_run: Callable[[Process], None] | None = None
+        """What happens to the next run, soon after its start."""
 
     @property
     def up(self) -> bool:
@@ -161,6 +163,10 @@ class SimulatedDagster:
                 run.status = dg.DagsterRunStatus.FAILURE
 
         process = self.cluster.job(run.run_id, work)
+        if self.next_run is not None:
+            kernel = self.cluster.kernel
+            kernel.after(kernel.rng.choice((0.01, 0.1, 1.0)) * kernel.rng.random(), self.next_run, process)
+            self.next_run = None
 
         def lost() -> None:
             if run.status == dg.DagsterRunStatus.STARTED:

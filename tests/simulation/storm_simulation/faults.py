@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from storm_simulation.kernel import Host, Process
@@ -16,11 +16,13 @@ Undo = Callable[[], object]
 Fault = Callable[["Faults"], "Undo | None"]
 KINDS: dict[str, Fault] = {}
 """Name -> the fault; it returns what mends it, or ``None`` when there is nothing that it could hit."""
+GROUPS: dict[str, str] = {}
+"""Name -> what it concerns: processes, links, disks, clocks or services."""
 
 
-def fault(kind: str) -> Callable[[Fault], Fault]:
+def fault(kind: str, group: str) -> Callable[[Fault], Fault]:
     def keep(call: Fault) -> Fault:
-        KINDS[kind] = call
+        KINDS[kind], GROUPS[kind] = call, group
         return call
 
     return keep
@@ -43,13 +45,23 @@ class Faults:
         undo = KINDS[kind](self)
         if undo is None:
             return False
+        self.happened(kind, secs, undo)
+        return True
+
+    def happened(self, kind: str, secs: float, undo: Undo) -> None:
+        """Count a fault, and mend it after ``secs``."""
         self.counts[kind] += 1
         self._number += 1
         number = self._number
         self.log.append(f"{self.cluster.kernel.now:.2f} {kind} for {secs:.1f} s: {self._what}")
         self.open[number] = (kind, undo)
         self.cluster.kernel.after(secs, self._mend, number)
-        return True
+
+    def inject_one_of(self, kinds: Sequence[str], secs: float) -> None:
+        """One of several kinds: the first by chance that has something to hit now."""
+        for kind in self.rng.sample(kinds, len(kinds)):
+            if self.inject(kind, secs):
+                return
 
     _what = ""
 
@@ -84,11 +96,13 @@ def _nothing() -> None:
     pass
 
 
-def _freeze(process: Process | None) -> Undo | None:
-    if process is None:
-        return None
+def _frozen(process: Process) -> Undo:
     process.freeze()
     return process.thaw
+
+
+def _freeze(process: Process | None) -> Undo | None:
+    return None if process is None else _frozen(process)
 
 
 def _killer(prefix: str) -> Fault:
@@ -111,10 +125,37 @@ for _kind, _prefix in {
     "supervisor": "supervisor-",
     "worker": "worker-",
     "dagster": "dagster",
-    "run": "run-",
 }.items():
-    KINDS[f"{_kind} killed"] = _killer(_prefix)
-    KINDS[f"{_kind} frozen"] = _freezer(_prefix)
+    fault(f"{_kind} killed", "processes")(_killer(_prefix))
+    fault(f"{_kind} frozen", "processes")(_freezer(_prefix))
+
+
+def _killed(process: Process) -> Undo:
+    process.kill()
+    return _nothing
+
+
+def _hit_run(kind: str, hit: Callable[[Process], Undo]) -> None:
+    """A run of Dagster: that of a command, or the next one that heals, which is over soon."""
+
+    def strike(faults: Faults, process: Process) -> None:
+        if process.runs:
+            faults.happened(kind, faults.rng.choice((0.3, 3.0, 15.0)), hit(process))
+
+    def one(faults: Faults) -> Undo | None:
+        commands, rng = faults.cluster.commands, faults.rng
+        if rng.random() < 0.2:
+            faults.cluster.dagster.next_run = lambda process: strike(faults, process)
+        found = [c.process for c in commands if c.ended is None and c.process is not None and c.process.runs]
+        chosen = rng.choice(found) if found else None
+        faults._what = str(chosen)
+        return None if chosen is None else hit(chosen)
+
+    fault(kind, "processes")(one)
+
+
+_hit_run("run killed", _killed)
+_hit_run("run frozen", _frozen)
 
 
 def _hang(faults: Faults, found: list[SimulatedWorker]) -> Undo | None:
@@ -129,7 +170,7 @@ def _hang(faults: Faults, found: list[SimulatedWorker]) -> Undo | None:
     return resume if loops else None
 
 
-@fault("worker hangs")
+@fault("worker hangs", "processes")
 def _worker_hangs(faults: Faults) -> Undo | None:
     """A component blocks in every worker of its topology, and somebody rebalances it."""
     process, workers, rng = faults.process("worker-"), faults.cluster.workers, faults.rng
@@ -142,7 +183,7 @@ def _worker_hangs(faults: Faults) -> Undo | None:
     return _hang(faults, [each for each in workers.values() if each.spec.topology_id == topology_id])
 
 
-@fault("workers hang, cut off")
+@fault("workers hang, cut off", "links")
 def _hung_and_cut(faults: Faults) -> Undo | None:
     """The loops of a host's workers stand still while it is cut off, and go on about when its slow link is back."""
     host, cluster = faults.host("s"), faults.cluster
@@ -163,25 +204,7 @@ def _hung_and_cut(faults: Faults) -> Undo | None:
     return lambda: cluster.kernel.after(faults.rng.choice((0.0, 8.0, 12.0)), mend)
 
 
-@fault("command killed")
-def _command_killed(faults: Faults) -> Undo | None:
-    found = [c for c in faults.cluster.commands if c.ended is None and c.process is not None and c.process.runs]
-    if not found:
-        return None
-    chosen = faults.rng.choice(found)
-    faults._what = str(chosen)
-    assert chosen.process is not None
-    chosen.process.kill()
-    return _nothing
-
-
-@fault("command frozen")
-def _command_frozen(faults: Faults) -> Undo | None:
-    found = [c.process for c in faults.cluster.commands if c.ended is None and c.process is not None and c.process.runs]
-    return _freeze(faults.rng.choice(found) if found else None)
-
-
-@fault("leader killed")
+@fault("leader killed", "processes")
 def _leader_killed(faults: Faults) -> Undo | None:
     leader = faults.cluster.leader()
     if leader is None or leader.process is None:
@@ -191,13 +214,13 @@ def _leader_killed(faults: Faults) -> Undo | None:
     return faults.cluster.start_missing
 
 
-@fault("leader frozen")
+@fault("leader frozen", "processes")
 def _leader_frozen(faults: Faults) -> Undo | None:
     leader = faults.cluster.leader()
     return None if leader is None else _freeze(leader.process)
 
 
-@fault("nimbus stopped")
+@fault("nimbus stopped", "processes")
 def _nimbus_stopped(faults: Faults) -> Undo | None:
     name = faults.one([name for name, part in faults.cluster.nimbuses.items() if part.up])
     if name is None:
@@ -206,7 +229,7 @@ def _nimbus_stopped(faults: Faults) -> Undo | None:
     return faults.cluster.start_missing
 
 
-@fault("supervisor stopped")
+@fault("supervisor stopped", "processes")
 def _supervisor_stopped(faults: Faults) -> Undo | None:
     name = faults.one([name for name, part in faults.cluster.supervisors.items() if part.up])
     if name is None:
@@ -215,7 +238,7 @@ def _supervisor_stopped(faults: Faults) -> Undo | None:
     return faults.cluster.start_missing
 
 
-@fault("host lost")
+@fault("host lost", "processes")
 def _host_lost(faults: Faults) -> Undo | None:
     host = faults.host("s")
     if host is None:
@@ -224,7 +247,7 @@ def _host_lost(faults: Faults) -> Undo | None:
     return lambda: faults.cluster.boot_host(host)
 
 
-@fault("host frozen")
+@fault("host frozen", "processes")
 def _host_frozen(faults: Faults) -> Undo | None:
     host = faults.host("s", "n")
     if host is None:
@@ -240,48 +263,66 @@ def _host_frozen(faults: Faults) -> Undo | None:
     return thaw
 
 
-@fault("host cut off")
+@fault("host cut off", "links")
 def _host_cut(faults: Faults) -> Undo | None:
     host = faults.host("s", "n", "d")
     if host is None:
         return None
     links = faults.cluster.links
+    if links.is_cut(host.name, "z1"):
+        return None
     links.cut_off(host.name)
     return lambda: links.mend(host.name)
 
 
-@fault("link cut one way")
+@fault("link cut one way", "links")
 def _one_way(faults: Faults) -> Undo | None:
     host = faults.host("s", "n", "d")
     if host is None:
         return None
     links = faults.cluster.links
     pair = (host.name, "*") if faults.rng.random() < 0.5 else ("*", host.name)
+    if pair in links.cut:
+        return None
     links.cut.add(pair)
     return lambda: links.cut.discard(pair)
 
 
-@fault("link slow")
+@fault("link slow", "links")
 def _slow(faults: Faults) -> Undo | None:
     host = faults.host("s", "n", "d")
     if host is None:
         return None
     links = faults.cluster.links
+    if host.name in links.slow:
+        return None
     links.slow[host.name] = faults.rng.choice((0.02, 0.2, 1.0, 3.0))
     return lambda: links.slow.pop(host.name, None)
 
 
-@fault("replies lost")
+@fault("replies lost", "links")
 def _lossy(faults: Faults) -> Undo | None:
     host = faults.host("s", "n", "d")
     if host is None:
         return None
     links = faults.cluster.links
+    if host.name in links.lossy:
+        return None
     links.lossy[host.name] = faults.rng.choice((0.1, 0.3, 0.6))
     return lambda: links.lossy.pop(host.name, None)
 
 
-@fault("client cut")
+@fault("address moves", "links")
+def _moves(faults: Faults) -> Undo | None:
+    """A machine of a nimbus joins another network: its name means another address, and its sockets are on the old one."""
+    host = faults.host("n")
+    if host is None:
+        return None
+    host.moves += 1
+    return _nothing
+
+
+@fault("client cut", "links")
 def _client_cut(faults: Faults) -> Undo | None:
     many = [each for server in faults.cluster.ensemble.servers for each in server.connections]
     if not many:
@@ -292,7 +333,20 @@ def _client_cut(faults: Faults) -> Undo | None:
     return _nothing
 
 
-@fault("session expired")
+@fault("client cut off", "links")
+def _client_cut_off(faults: Faults) -> Undo | None:
+    """Nothing comes through between one process and ZooKeeper, while its neighbors are well."""
+    many = [each.client for server in faults.cluster.ensemble.servers for each in server.connections]
+    found = [client for client in many if not client.silent]
+    if not found:
+        return None
+    chosen = faults.rng.choice(found)
+    faults._what = chosen.label
+    chosen.silent = True
+    return lambda: setattr(chosen, "silent", False)
+
+
+@fault("session expired", "links")
 def _expired(faults: Faults) -> Undo | None:
     ensemble = faults.cluster.ensemble
     if not ensemble.sessions or ensemble.leader is None:
@@ -307,7 +361,7 @@ def _expired(faults: Faults) -> Undo | None:
     return _nothing
 
 
-@fault("server killed")
+@fault("server killed", "processes")
 def _server_killed(faults: Faults) -> Undo | None:
     ensemble = faults.cluster.ensemble
     well = [server for server in ensemble.servers if server.up and not server.cut]
@@ -319,7 +373,7 @@ def _server_killed(faults: Faults) -> Undo | None:
     return lambda: ensemble.revive_server(server)
 
 
-@fault("server cut off")
+@fault("server cut off", "links")
 def _server_cut(faults: Faults) -> Undo | None:
     ensemble = faults.cluster.ensemble
     well = [server for server in ensemble.servers if server.up and not server.cut]
@@ -330,7 +384,7 @@ def _server_cut(faults: Faults) -> Undo | None:
     return lambda: ensemble.mend_server(server)
 
 
-@fault("follower lags")
+@fault("follower lags", "links")
 def _lags(faults: Faults) -> Undo | None:
     ensemble = faults.cluster.ensemble
     followers = [server for server in ensemble.servers if server is not ensemble.leader and server.up]
@@ -341,12 +395,12 @@ def _lags(faults: Faults) -> Undo | None:
     return lambda: setattr(server, "lag", 0.0)
 
 
-@fault("disk full")
+@fault("disk full", "disks")
 def _disk_full(faults: Faults) -> Undo | None:
     return _disk(faults, "full", "n", "s")
 
 
-@fault("disk broken")
+@fault("disk broken", "disks")
 def _disk_broken(faults: Faults) -> Undo | None:
     return _disk(faults, "broken", "n")
 
@@ -359,7 +413,7 @@ def _disk(faults: Faults, state: str, *kinds: str) -> Undo | None:
     return lambda: setattr(host, "disk", "well")
 
 
-@fault("local state damaged")
+@fault("local state damaged", "disks")
 def _damaged(faults: Faults) -> Undo | None:
     name = faults.one([name for name, part in faults.cluster.supervisors.items() if part.up])
     if name is None:
@@ -373,7 +427,7 @@ def _damaged(faults: Faults) -> Undo | None:
     return faults.cluster.start_missing
 
 
-@fault("wall clock jumps")
+@fault("wall clock jumps", "clocks")
 def _wall(faults: Faults) -> Undo | None:
     host = faults.host("s", "n", "d")
     if host is None:
@@ -383,15 +437,29 @@ def _wall(faults: Faults) -> Undo | None:
     return lambda: setattr(host, "wall_offset", before)
 
 
-@fault("Dagster's storage is silent")
+@fault("clock runs fast or slow", "clocks")
+def _drift(faults: Faults) -> Undo | None:
+    """By another rate, from now on: at most as much as leases allow for."""
+    host = faults.host("s", "n", "d")
+    if host is None:
+        return None
+    faults.cluster.kernel.set_drift(host, faults.rng.uniform(-0.003, 0.003))
+    return _nothing
+
+
+@fault("Dagster's storage is silent", "services")
 def _silent(faults: Faults) -> Undo | None:
     storage = faults.cluster.dagster.storage
+    if storage.silent:
+        return None
     storage.silent = True
     return lambda: setattr(storage, "silent", False)
 
 
-@fault("runs do not start")
+@fault("runs do not start", "services")
 def _no_runs(faults: Faults) -> Undo | None:
     storage = faults.cluster.dagster.storage
+    if not storage.starts_runs:
+        return None
     storage.starts_runs = False
     return lambda: setattr(storage, "starts_runs", True)

@@ -35,8 +35,14 @@ class Host:
     """What survives its processes."""
     observers: list[Callable[[Host, str], None]] = field(default_factory=list)
     """Told of each blob that is removed from its disk."""
+    moves: int = 0
+    """How often it got another address."""
     disk: str = "well"
     """``well``, ``full`` (nothing can be written) or ``broken`` (nothing can be read either)."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.name}/{self.moves}"
 
 
 class Process:
@@ -185,6 +191,7 @@ class Kernel:
         self.preemption = 0.0
         """Chance that a thread is descheduled before it sends something."""
         self.preemptions = 0
+        self.hosts: dict[str, Host] = {}
         self._queue: list[list[Any]] = []
         self._number = 0
         self.over = False
@@ -278,6 +285,13 @@ class Kernel:
         self.sleep(self.rng.choice((0.001, 0.01, 0.1, 1.0, 3.0)) * self.rng.random())
 
     # -- clocks ----------------------------------------------------------------------------------------------
+
+    def set_drift(self, host: Host, drift: float) -> None:
+        """Another rate of its clocks; what they show now stays."""
+        gained = self.now * (host.drift - drift)
+        host.drift = drift
+        host.wall_offset += gained
+        host.boot_offset += gained
 
     def wall(self) -> float:
         process = self.process

@@ -11,6 +11,7 @@ import os as real_os
 import queue as real_queue
 import random as real_random
 import secrets as real_secrets
+import socket as real_socket
 import sys
 import threading as real_threading
 import time as real_time
@@ -73,6 +74,13 @@ def _boot_id() -> str:
     return "boot-none" if process is None else f"boot-{process.host.name}-{process.host.files.get('boots', 0)}"
 
 
+def _getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
+    found = THREADS.get().hosts.get(host)
+    if found is None:
+        raise real_socket.gaierror(f"{host} is not known")
+    return [(None, None, None, "", (found.address, 0))]
+
+
 def _random() -> float:
     return _rng().random()
 
@@ -97,6 +105,7 @@ def install() -> None:
         id(real_secrets): secrets,
         id(real_random): _Stand(real_random, random=_random, choice=lambda many: _rng().choice(many)),
         id(real_os): _Stand(real_os, getpid=_getpid),
+        id(real_socket): _Stand(real_socket, getaddrinfo=_getaddrinfo),
         id(real_httpx): network.httpx,
         id(real_futures.ThreadPoolExecutor): threads.ThreadPoolExecutor,
         id(real_futures.wait): threads.wait,

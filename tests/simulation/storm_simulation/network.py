@@ -60,13 +60,13 @@ class Web:
     def __init__(self, kernel: Kernel, links: Links) -> None:
         self.kernel = kernel
         self.links = links
-        self.services: dict[str, tuple[Process, Handler]] = {}
+        self.services: dict[str, tuple[Process, Handler, str]] = {}
         self.requests = 0
         self.lost_replies = 0
 
     def serve(self, base: str, process: Process, handler: Handler) -> Callable[[], None]:
         """Offer a service; the result ends it."""
-        self.services[base] = (process, handler)
+        self.services[base] = (process, handler, process.host.address)
 
         def end() -> None:
             if self.services.get(base, (None,))[0] is process:
@@ -89,10 +89,10 @@ class Web:
             raise real_httpx.ConnectTimeout("timed out")
         kernel.sleep(there)
         service = self.services.get(base)
-        if service is None or service[0].dead:
+        if service is None or service[0].dead or service[2] != service[0].host.address:
             kernel.sleep(back)
             raise real_httpx.ConnectError("connection refused")
-        target, handler = service
+        target, handler, _ = service
         waiter = kernel.waiter()
 
         def broken() -> None:

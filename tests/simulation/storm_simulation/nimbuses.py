@@ -24,10 +24,11 @@ _cluster: list[Cluster] = []
 
 class _Listener:
     def __init__(self, port: int) -> None:
-        self._port = port
+        process = THREADS.get().process
+        self._name = (process.host.address if process is not None else "", port)
 
     def getsockname(self) -> tuple[str, int]:
-        return ("", self._port)
+        return self._name
 
     def close(self) -> None:
         pass
@@ -118,6 +119,7 @@ class SimulatedNimbus:
         home = self.cluster.home(self.host)
         process = self.process = self.cluster.process(f"nimbus-{self.host.name}", self.host)
         stop = self._stop = Event()
+        process.at_end.append(self._ended)
 
         def main() -> None:
             process.kill(daemon.run(conf, home, self.host.name, stop))  # type: ignore[arg-type]
@@ -126,6 +128,11 @@ class SimulatedNimbus:
 
     def _start_soon(self) -> None:
         self.cluster.kernel.after(0.1, self.cluster.start_missing)
+
+    def _ended(self) -> None:
+        """Whoever supervises it starts a daemon again that ended by an error; a fault that ends it does that itself."""
+        if self.process is not None and (self.process.status or 0) > 0:
+            self.cluster.kernel.after(2.0, self.cluster.start_missing)
 
     def stop(self) -> None:
         """An ordered end."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from storm_dagster.model import paths
+from storm_simulation.rules import ROOT
+
 if TYPE_CHECKING:
-    from storm_simulation.kernel import Kernel
+    from storm_simulation.cluster import Cluster
     from storm_simulation.workers import SimulatedWorker
 
 
 class Owners:
     """The worker processes that have a task open. Two with a valid lease at one moment are a violation."""
 
-    def __init__(self, kernel: Kernel, violated: Callable[[str, str], None]) -> None:
-        self._kernel = kernel
-        self._violated = violated
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._kernel = cluster.kernel
+        self._violated = cluster.violated
         self._open: dict[tuple[str, int], dict[SimulatedWorker, None]] = {}
 
     def opened(self, worker: SimulatedWorker, tasks: Iterable[int]) -> None:
@@ -48,6 +52,22 @@ class Owners:
                         f"task {task} of {worker.spec.topology_id} runs in {worker.process.name} ({worker.process.pid}) "
                         f"and in {other.process.name} ({other.process.pid}, leased for {other.leased_until() - now:.2f} s)",
                     )
+
+    def works(self, worker: SimulatedWorker) -> None:
+        """Its lease says that it may run tasks now: so the session that it was granted to has the worker's node."""
+        assert worker.lease is not None
+        spec, rules = worker.spec, self._cluster.rules
+        base = rules.bases.get(spec.topology_id)
+        if base is None or base.status == "KILLED":
+            return  # Its node goes with the topology, and nobody else will run the tasks.
+        node = self._cluster.ensemble.tree.nodes.get(ROOT + paths.worker(spec.topology_id, spec.node, spec.port))
+        if node is None or node.owner != worker.lease._owner:
+            whose = "is gone" if node is None else "is another session's"
+            self._violated(
+                "I2",
+                f"{worker.process.name} ({worker.process.pid}) works on {spec.topology_id} by the lease of session "
+                f"{worker.lease._owner:x}, and its node {whose}",
+            )
 
     def running(self, topology_id: str, task: int) -> bool:
         """Whether a process runs the task now."""

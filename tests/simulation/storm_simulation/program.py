@@ -16,6 +16,21 @@ _NAMES = ("a", "b", "c", "d")
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How faults follow each other."""
+
+    between: float
+    """Mean time between two of them."""
+    scale: float
+    """How long they last, by the usual time."""
+    most: int
+    """Faults that are not mended yet, at most: a cluster in which nothing is well does nothing that could go wrong."""
+
+
+PACES = (Pace(0.1, 0.1, 8), Pace(0.1, 0.2, 12), Pace(0.4, 0.4, 8), Pace(2.0, 1.0, 16))
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a seed chose before anything runs."""
 
@@ -24,8 +39,7 @@ class Plan:
     supervisors: int
     minimum: int
     faults: tuple[str, ...]
-    fault_secs: float
-    """Mean time between two faults."""
+    pace: Pace
     command_secs: float
     verbs: tuple[str, ...]
     preemption: float
@@ -42,22 +56,28 @@ class Plan:
         verbs = ["submit", "kill", "rebalance", "activate", "deactivate", "update", "restart"]
         upgrades = ["gray_upgrade", "gray_upgrade", "complete_upgrade", "roll_back"] if rng.random() < 0.5 else []
         chosen = rng.sample(kinds, rng.choice((3, 6, 12, len(kinds))))
+        # What has something to hit only at times.
+        chosen += [kind for kind in chosen if kind.startswith(("leader ", "run "))]
+        servers = rng.choice((1, 1, 3))
+        if servers > 1:
+            # Only there can they happen.
+            chosen += ["server cut off", "follower lags"] * (1 + len(chosen) // 6)
         if rng.random() < 0.5:
             # What ends sessions while their processes go on: the hardest for one owner of each task.
             hard = ["host cut off", "host frozen", "worker frozen", "worker hangs", "workers hang, cut off"]
             chosen += hard * (1 + len(chosen) // 6)
         return Plan(
-            servers=rng.choice((1, 1, 3)),
+            servers=servers,
             nimbuses=nimbuses,
             supervisors=rng.choice((3, 4, 5)),
             minimum=min(nimbuses, rng.choice((1, 2))),
             faults=tuple(chosen),
-            fault_secs=rng.choice((0.7, 2.0, 6.0)),
+            pace=rng.choice(PACES),
             command_secs=rng.choice((1.0, 3.0, 8.0)),
             verbs=(*sorted({"submit", "kill", "rebalance", *rng.sample(verbs, rng.choice((1, 3, 7)))}), *upgrades),
             preemption=rng.choice((0.0, 0.002, 0.02)),
             drift=rng.choice((0.0, 0.0, 0.003)),
-            crashes=rng.choice((0.0, 0.1, 0.3)),
+            crashes=rng.choice((0.0, 0.2, 0.5)),
         )
 
 
@@ -108,7 +128,7 @@ def run_seed(seed: int, secs: float = 120.0, *, calm: bool = True, conf: dict[st
         result.digest = cluster.ensemble.digest()
         result.virtual_secs = cluster.kernel.now
         result.faults = faults.counts
-        result.faults["command killed at a step"] = cluster.crashed_at_steps
+        result.faults["run killed at a step"] = cluster.crashed_at_steps
         result.faults["preemption"] = cluster.kernel.preemptions
         result.faults["reply lost"] = cluster.links.lost_replies + cluster.web.lost_replies
         result.faults["message slow"] = cluster.links.slow_answers
@@ -136,14 +156,15 @@ def _chaos(cluster: Cluster, plan: Plan, faults: Faults, secs: float) -> None:
     cluster.run(rng.uniform(2.0, 15.0))
     cluster.kernel.preemption = plan.preemption
     end = cluster.kernel.now + secs
-    next_fault = cluster.kernel.now + rng.expovariate(1 / plan.fault_secs)
+    next_fault = cluster.kernel.now + rng.expovariate(1 / plan.pace.between)
     next_command = cluster.kernel.now + rng.expovariate(1 / plan.command_secs)
     while cluster.kernel.now < end:
         at = min(next_fault, next_command, end)
         cluster.run(max(0.0, at - cluster.kernel.now))
         if at == next_fault:
-            next_fault += rng.expovariate(1 / plan.fault_secs)
-            faults.inject(rng.choice(plan.faults), _duration(rng))
+            next_fault += rng.expovariate(1 / plan.pace.between)
+            if len(faults.open) < plan.pace.most:
+                faults.inject_one_of(plan.faults, plan.pace.scale * _duration(rng))
         elif at == next_command:
             next_command += rng.expovariate(1 / plan.command_secs)
             _command(cluster, plan)
@@ -151,7 +172,7 @@ def _chaos(cluster: Cluster, plan: Plan, faults: Faults, secs: float) -> None:
 
 def _duration(rng: Random) -> float:
     """Mostly short; sometimes longer than every timeout."""
-    return rng.choice((0.05, 0.3, 1.0, 3.0, 6.0, 15.0, 50.0)) * rng.uniform(0.5, 1.5)
+    return rng.choice((0.3, 1.0, 1.0, 3.0, 6.0, 15.0, 50.0)) * rng.uniform(0.5, 1.5)
 
 
 def _command(cluster: Cluster, plan: Plan) -> None:
@@ -195,5 +216,5 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     if verb == "kill":
         options["wait"] = rng.choice((0, 0, 2))
     if rng.random() < plan.crashes:
-        options["crash_at"] = rng.randint(1, 40)
+        options["crash_at"] = rng.randint(1, rng.choice((3, 10, 40)))
     cluster.command(verb, name, **options)

@@ -294,6 +294,7 @@ class SimulatedSupervisor:
         process = self.process = self.cluster.process(f"supervisor-{self.host.name}", self.host)
         stop = self._stop = Event()
         launch = Starter(self.cluster, self.host).launch
+        process.at_end.append(self._ended)
 
         def main() -> None:
             self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, LogService(), launch)  # type: ignore[arg-type]
@@ -304,6 +305,11 @@ class SimulatedSupervisor:
 
     def _start_soon(self) -> None:
         self.cluster.kernel.after(0.1, self.cluster.start_missing)
+
+    def _ended(self) -> None:
+        """Whoever supervises it starts a daemon again that ended by an error; a fault that ends it does that itself."""
+        if self.process is not None and (self.process.status or 0) > 0:
+            self.cluster.kernel.after(2.0, self.cluster.start_missing)
 
     def stop(self) -> None:
         """An ordered end; the workers go on."""

@@ -152,6 +152,7 @@ class ModelLoop:
                 self._wake.wait(0.1)
                 continue
             self.paused = False
+            self._worker.cluster.owners.works(self._worker)
             self._worker.cluster.owners.check(self._worker)
             now = boot()
             if now >= self._next_report or dict(self.statuses()) != self._reported:
