@@ -38,8 +38,8 @@ class Tally:
         if not path.exists():
             return Tally(first)
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        counters = {name: Counter[str](kept.pop(name)) for name in ("faults", "commands", "known")}
-        return Tally(**kept, **counters)
+        faults, commands, known = (Counter[str](kept.pop(name)) for name in ("faults", "commands", "known"))
+        return Tally(**kept, faults=faults, commands=commands, known=known)
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(vars(self), indent=1, sort_keys=True), encoding="utf-8")
