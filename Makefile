@@ -132,7 +132,8 @@ soak: java $(TEST)
 	$(BIN)/python tests/chaos/soak.py $(if $(MINUTES),--minutes $(MINUTES),--hours $(or $(HOURS),2)) $(if $(SEED),--seed $(SEED)) $(FAULTS)
 
 # The whole control plane in one process and in virtual time, under faults (tests/simulation). SEEDS=1000; one line of
-# its output replays a failure: ARGS="--seed 7". ARGS="--mutants" plants bugs, which it must find.
+# its output replays a failure: ARGS="--seed 7". ARGS="--mutants" plants bugs, which it must find. ARGS="--secs 240
+# --faults 100000 --kept FILE" runs seeds until there are so many faults, and a hundredth of it of each kind.
 simulate: java $(TEST)
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=500 $(PYTEST) -q --timeout 7200 tests/simulation/test_servers_alike.py
 	cd tests/simulation && PYTHONHASHSEED=0 PYTHONPATH=$(CURDIR):$(CURDIR)/tests/rigs $(CURDIR)/$(BIN)/python -m storm_simulation --seeds $(SEEDS) $(ARGS)

@@ -37,30 +37,67 @@ from storm_rigs.world import World
 CONF = {"topology.workers": 1, "topology.acker.executors": 0}
 
 
+_LINKS = 50
+"""Supervisors of one process: threads of more than these only wait for each other."""
+
+
+def serve(pipe: Connection, counts: RequestCounts, runs: list[int]) -> None:
+    """For each message the reads, CPU seconds and requested runs since the last one, until it is false."""
+    while pipe.recv():
+        pipe.send((counts.reads(), time.process_time(), sum(runs)))
+        counts.reset()
+        runs.clear()
+
+
 def sensor(conf: dict[str, Any], pipe: Connection) -> None:
-    """Tick after tick in this process; for each message reads, CPU seconds and requested runs since the last one."""
+    """Tick after tick in this process."""
     logging.disable(logging.CRITICAL)
     instance = SimpleNamespace(get_run_records=lambda **_: [])
-    values, cursor, runs, over = {**default_conf(), **conf}, "", 0, threading.Event()
+    values, cursor, runs = {**default_conf(), **conf}, "", list[int]()
     limits = LivenessLimits.from_conf(values)
     with count_requests() as counts:
-
-        def answer() -> None:
-            nonlocal runs
-            while pipe.recv():
-                pipe.send((counts.reads(), time.process_time(), runs))
-                counts.reset()
-                runs = 0
-            over.set()
-
-        threading.Thread(target=answer, daemon=True).start()
-        while not over.is_set():
+        asked = threading.Thread(target=serve, args=(pipe, counts, runs), daemon=True)
+        asked.start()
+        while asked.is_alive():
             context: Any = SimpleNamespace(cursor=cursor, instance=instance)
             tick = heartbeat_sensor._Tick("heartbeat_sensor", context, limits, DagsterNames())
             with heartbeat_sensor._kept_watch(values) as watch:
-                runs += len(tick.run(watch, time.monotonic() + 45.0))
+                runs.append(len(tick.run(watch, time.monotonic() + 45.0)))
                 tick.cursor.store(watch.cluster, tick.memory, tick.epoch)
             cursor = tick.cursor.after(tick.memory)
+
+
+def supervise(conf: dict[str, Any], pipe: Connection, names: list[str], ports: tuple[int, ...]) -> None:
+    """The links of some supervisors; the first message is sent when all of them have read what they are to run."""
+    logging.disable(logging.CRITICAL)
+    with count_requests() as counts:
+        links = [LinkedSupervisor({**conf, "supervisor.heartbeat.frequency.secs": 10}, name, ports) for name in names]
+        for each in links:
+            each.link.start()
+        eventually(lambda: all(each.link.claims is not None for each in links), timeout=600, what="all supervisors")
+        pipe.send(None)
+        serve(pipe, counts, [])
+        for each in links:
+            each.link.close()
+
+
+class Part:
+    """A process of its own, which counts its requests to ZooKeeper."""
+
+    def __init__(self, target: Any, conf: dict[str, Any], *more: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(conf, theirs, *more), daemon=True)
+        self._process.start()
+
+    def ask(self) -> tuple[int, float, int]:
+        self.pipe.send(True)
+        return self.pipe.recv()
+
+    def end(self) -> None:
+        self.pipe.send(False)
+        self._process.join(60.0)
+        self._process.terminate()
 
 
 def beat(world: World, ids: list[str], stop: threading.Event) -> None:
@@ -88,17 +125,10 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
     with StormClusterState.open(conf) as cluster:
         world = World(cluster, LocalBlobStore(nimbus.folder / "blobs"), conf, time=int(time.time()))
         ports = tuple(range(6900, 6900 + 2 + 2 * topologies // supervisors))
-        links = [
-            LinkedSupervisor({**conf, "supervisor.heartbeat.frequency.secs": 10}, f"sup{number}", ports)
-            for number in range(supervisors)
-        ]
-        for each in links:
-            each.link.start()
-        eventually(lambda: len(cluster.state.get_children(paths.SUPERVISORS)) == supervisors, timeout=600, what="all")
-        before = server_metrics(address)
-        pipe, theirs = multiprocessing.get_context("spawn").Pipe()
-        child = multiprocessing.get_context("spawn").Process(target=sensor, args=(conf, theirs), daemon=True)
-        child.start()
+        names = [f"sup{number}" for number in range(supervisors)]
+        for name in names:
+            # Registered, but not there yet: each would read each submission, which is not what is measured.
+            world.supervisor(name, ports)
         ids: list[str] = []
         stop = threading.Event()
         beating = threading.Thread(target=beat, args=(world, ids, stop), daemon=True)
@@ -106,34 +136,36 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
         for number in range(topologies):
             ids.append(world.submit(f"t{number}", conf=CONF))
             world.run_workers(ids[-1])
+        links = [Part(supervise, conf, names[at : at + _LINKS], ports) for at in range(0, supervisors, _LINKS)]
+        for each in links:
+            each.pipe.recv()
+        healing = Part(sensor, conf)
 
-        def ask() -> tuple[int, float, int]:
-            pipe.send(True)
-            return pipe.recv()
+        def of_supervisors() -> int:
+            return sum(each.ask()[0] for each in links)
 
         time.sleep(30.0)
-        _, cpu, _ = ask()
+        _, cpu, _ = healing.ask()
+        of_supervisors()
         counts.reset()
         began = time.monotonic()
         time.sleep(secs)
-        (reads, used, runs), took = ask(), time.monotonic() - began
-        sessions = [each.session for each in links]
-        of_supervisors = counts.reads(sessions)
-        of_nimbus = counts.reads() - of_supervisors - counts.reads([cluster.session])
+        (reads, used, runs), took = healing.ask(), time.monotonic() - began
+        of_nimbus = counts.reads() - counts.reads([cluster.session])
         print(f"{supervisors} supervisors, {topologies} topologies, idle for {took:.0f} s")
-        print(f"  reads/s of a supervisor  {of_supervisors / took / supervisors:.2f}")
+        idle = of_supervisors() / took / supervisors
+        print(f"  reads/s of a supervisor  {idle:.2f}")
         print(f"  reads/s of the sensor    {reads / took:.2f}")
         print(f"  reads/s of the nimbus    {of_nimbus / took:.2f}")
         print(f"  CPU of the sensor        {100 * (used - cpu) / took:.1f} % of a core, {runs} runs requested")
-        counts.reset()
+        began = time.monotonic()
         world.submit("one-more", conf=CONF)
         time.sleep(3.0)
-        print(f"  reads of a supervisor at a submission  {counts.reads(sessions) / supervisors:.2f}")
+        more = of_supervisors() / supervisors - idle * (time.monotonic() - began)
+        print(f"  reads of a supervisor at a submission  {more:.2f}", flush=True)
         stop.set()
         beating.join()
-        pipe.send(False)
-        child.terminate()
-        child.join()
+        healing.end()
         for name in [*(f"t{number}" for number in range(topologies)), "one-more"]:
             found = world.named(name)
             lifecycle.kill(world.context(), name, wait_secs=0)
@@ -142,10 +174,9 @@ def measure(address: str, folder: Path, counts: RequestCounts, supervisors: int,
             lifecycle.remove(world.context(), found.id)
         nimbus.stop()
         time.sleep(25.0)
-        after = server_metrics(address)
-        print(f"  watches before and after  {before['zk_watch_count']}, {after['zk_watch_count']}")
+        print(f"  watches left, one for each supervisor  {server_metrics(address)['zk_watch_count']}")
         for each in links:
-            each.link.close()
+            each.end()
 
 
 def main() -> None:

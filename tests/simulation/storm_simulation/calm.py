@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from storm_dagster.core.invariants.rules import ClusterSnapshot, violations
 from storm_dagster.model import paths
+from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.records import Assignment, StormBase
 from storm_simulation.rules import ROOT, stored
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 SESSION_SECS = 4.0
 HEAL_SECS = SESSION_SECS + 35.0
 _SETTLE_SECS = 300.0
+_KEPT = (f"{ROOT}{paths.TOKENS}", f"{ROOT}{paths.ASSIGNMENTS_BAK}", f"{ROOT}{paths.SENSORS}")
+"""What outlives topologies."""
 _CHANGES = {"submit", "kill", "activate", "deactivate"}
 
 
@@ -36,6 +39,7 @@ class Calm:
         cluster.start_missing()
         self._settle()
         self._acknowledged()
+        self._serves()
         self._view()
         self._losses()
         self._idle()
@@ -125,6 +129,26 @@ class Calm:
                 elif wanted and base is not None and base.wanted_status != wanted:
                     self._fail("acknowledged", f"{command}{during}, and {name} is {base.wanted_status}")
 
+    def _serves(self) -> None:
+        """Clients reach the leader, and what they put is stored."""
+        from storm_simulation.dagster_side import operations
+
+        errors: list[str] = []
+
+        def put() -> None:
+            for _ in range(10):
+                try:
+                    with operations(self.cluster) as ctx:
+                        ctx.blobs.put("probe", b"")
+                        return
+                except StormDagsterError as error:
+                    errors.append(error.message)
+                    self.cluster.kernel.sleep(3.0)
+
+        process = self.cluster.job("probe", put)
+        if not self.cluster.until(lambda: process.dead, 90.0) or len(errors) == 10:
+            self._fail("liveness", f"nothing can be stored after the last fault: {errors[-1:]}")
+
     def _view(self) -> None:
         """The product's own invariants, on what a client reads now."""
         found: list[str] = []
@@ -147,9 +171,8 @@ class Calm:
         """With a nimbus, a quorum and a free slot every dead task runs again."""
         cluster = self.cluster
         rng = cluster.kernel.rng
-        minimum = int(cluster.conf()["topology.min.replication.count"])
-        spare = len(cluster.nimbuses) - max(1, minimum)
-        gone = rng.sample(sorted(cluster.nimbuses), rng.randint(0, max(0, spare)))
+        # Down to one: fewer than the minimum for a submission place what is dead all the same.
+        gone = rng.sample(sorted(cluster.nimbuses), rng.randrange(len(cluster.nimbuses)))
         if not self._readable_without(gone):
             gone = []
         used = sum(len(a.workers) for a in cluster.rules.assignments.values())
@@ -213,20 +236,32 @@ class Calm:
         left = self._left()
         if left:
             self._fail("I3", f"left of topologies that are gone: {left[0]} ({len(left)} in all)")
+        for each in self._watched():
+            self._fail("I3", f"a watch is left of what is gone: {each}")
         if cluster.workers:
             self._fail("I3", f"{next(iter(cluster.workers.values())).process} runs, and no topology does")
 
     def _left(self) -> list[str]:
-        ids = {each for each in self.cluster.rules.ever.values() if each not in self.bases()}
-        kept = (f"{ROOT}{paths.TOKENS}", f"{ROOT}{paths.ASSIGNMENTS_BAK}", f"{ROOT}{paths.SENSORS}")
-        found = [
-            path
-            for path in self.cluster.ensemble.tree.nodes
-            if not path.startswith(kept) and any(part in ids or _of(part, ids) for part in path.split("/"))
-        ]
+        nodes = self.cluster.ensemble.tree.nodes
+        found = [path for path in nodes if not path.startswith(_KEPT) and self._is_of_gone(path)]
         for name, part in self.cluster.nimbuses.items():
-            found += [f"{name}: {key}" for key in stored(part.host) if _of(key, ids)]
+            found += [f"{name}: {key}" for key in stored(part.host) if self._is_of_gone(key)]
         return found
+
+    def _watched(self) -> list[str]:
+        """Watches of topologies that are gone, in words."""
+        tables = [table for each in self.cluster.ensemble.servers for table in (each.watches.data, each.watches.child)]
+        return [
+            f"{path} of {next(iter(of)).label}"
+            for table in tables
+            for path, of in table.items()
+            if not path.startswith(_KEPT) and self._is_of_gone(path)
+        ]
+
+    def _is_of_gone(self, path: str) -> bool:
+        """Whether a node or a blob belongs to a topology that is gone."""
+        ids = set(self.cluster.rules.ever.values()) - self.bases().keys()
+        return any(part in ids or _of(part, ids) for part in path.split("/"))
 
 
 def _overlap(one: Command, other: Command) -> bool:

@@ -13,6 +13,8 @@ from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import Move, UpgradeEvent
 from storm_dagster.core.upgrade.selection import worker_phase
 from storm_dagster.defs.healing import heartbeat_sensor
+from storm_dagster.http import announced
+from storm_dagster.model import paths
 from storm_dagster.nimbus import daemon as nimbus_daemon
 from storm_dagster.nimbus.blobs import replication
 from storm_dagster.nimbus.leadership import duties, election
@@ -155,6 +157,24 @@ def _without_last_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     return assignment_of
 
 
+def _explained_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    def commit(ctx: Any, transaction: Any, what: str) -> Any:
+        ctx.blobs.put("reasons", b"")
+        return original(ctx, transaction, what)
+
+    return commit
+
+
+def _always_watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: Any, cluster: Any, topology_id: str, wake: Any = None) -> Any:
+        found = original(self, cluster, topology_id, self._wake_of(topology_id))
+        if found is None:
+            cluster.state.exists(paths.assignment(topology_id), self._wake_of(topology_id))
+        return found
+
+    return read
+
+
 def _m(name: str, invariant: str, *changes: Change) -> Mutant:
     return Mutant(name, invariant, changes)
 
@@ -238,6 +258,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("a worker that was picked counts as upgraded", "I7", (upgrades, "next_move", _upgraded_when_picked)),
     _m("a lease counts for whatever session", "I2", (session.ZkSession, "lease_end", _end_of_any_session)),
     _m("tasks are given up before they are closed", "I2", (ModelLoop, "call", _always(None))),
+    _m("what is dead waits for copies of the reasons", "liveness", (healing, "commit", _explained_first)),
+    _m("supervisors watch what is gone", "I3", (cluster_link.ClusterLink, "_read_mine", _always_watched)),
+    _m("a daemon stays where its name was", "liveness", (announced.AnnouncedName, "check", _always(None))),
     _m("an expired lease comes back by itself", "I2", (lease.WorkerLease, "valid", _valid_by_session)),
 )
 
