@@ -80,6 +80,8 @@ class Connection:
         self.label = client.label
         self.open = True
         self._kernel = client.kernel
+        self._stalled = False
+        """Something was lost: nothing that was sent later may arrive before it, so nothing does."""
         self._there = 0.0
         self._back = 0.0
         server.connections[self] = None
@@ -99,7 +101,8 @@ class Connection:
     def send(self, request: Any, answer: Answer | None, sent: float) -> None:
         """To the server, with the delays and losses of the link."""
         delay = self.client.delay_to(self.server)
-        if delay is None:
+        self._stalled |= delay is None
+        if delay is None or self._stalled:
             return
         self._there = max(self._there + 1e-7, self._kernel.now + delay)
         self._kernel.at(self._there, self._arrive, request, answer, sent)
@@ -141,7 +144,8 @@ class Connection:
 
     def _return(self, call: Callable[..., None], *args: Any) -> None:
         delay = self.client.delay_from(self.server)
-        if delay is None or not self.open:
+        self._stalled |= delay is None
+        if delay is None or self._stalled or not self.open:
             return
         self._back = max(self._back + 1e-7, self._kernel.now + delay)
         self._kernel.at(self._back, self.client.process.deliver, call, *args)
