@@ -50,7 +50,7 @@ from storm_dagster.operations.transactions import (
     retry_on_conflict,
     with_change,
 )
-from storm_dagster.zk.gray_upgrades import listed_nodes, put_record_ops
+from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
     "gray_upgrade",
@@ -330,6 +330,8 @@ def _write(
         # Of very long lists a rest stays, which means nothing without a record: the next upgrade sweeps it.
         for node in list(listed_nodes(ctx.cluster.state, topology.id))[:_DELETES_AT_AN_END]:
             transaction.delete(node)
+    elif snapshot.state.record is None:
+        create_lists_ops(transaction, ctx.cluster.state, topology.id)
     if made.action is not None:
         announce(ctx, transaction, topology.id, made.action)
     commit(ctx, transaction, made.step or "")

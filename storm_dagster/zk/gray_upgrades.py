@@ -61,6 +61,14 @@ def listed_nodes(state: ClusterState, topology_id: str) -> Iterable[str]:
             yield f"{parent}/{name}"
 
 
+def create_lists_ops(transaction: Transaction, state: ClusterState, topology_id: str) -> None:
+    """Append creations of the lists that the topology's earlier upgrades have not left."""
+    for part in (UPGRADING, UPGRADED):
+        parent = paths.gray_upgrade(topology_id, part)
+        if not state.exists(parent):
+            transaction.create(parent)
+
+
 def put_record_ops(
     transaction: Transaction, topology_id: str, state: UpgradeState, record: GrayUpgrade | None
 ) -> Transaction:

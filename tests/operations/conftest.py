@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,17 +18,18 @@ pytest.register_assert_rewrite("storm_rigs.scenes")
 
 
 @pytest.fixture
-def zk_worlds(zookeeper_server: str, tmp_path: Path) -> Iterator[Callable[[], World]]:
+def zk_worlds(zookeeper_server: str, tmp_path: Path) -> Iterator[Callable[..., World]]:
     """Makes clusters with a leader and two supervisors of four slots each."""
     host, _, port = zookeeper_server.rpartition(":")
     opened: list[StormClusterState] = []
 
-    def make() -> World:
-        conf = {
+    def make(more: Mapping[str, Any] | None = None) -> World:
+        conf: dict[str, Any] = {
             "storm.zookeeper.servers": [host],
             "storm.zookeeper.port": int(port),
             "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
             "storm.zookeeper.session.timeout": 4000,
+            **(more or {}),
         }
         opened.append(StormClusterState.open(conf, create_root=True))
         blobs = LocalBlobStore(tmp_path / f"blobs-{len(opened)}")

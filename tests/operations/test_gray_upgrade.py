@@ -67,7 +67,7 @@ class Upgraded(UpgradeStandIns):
         state = self.world.cluster.state
         assert not state.exists(paths.gray_upgrade(self.id, "conf"))
         for part in ("upgrading_workers", "upgraded_workers"):
-            assert state.find_children(paths.gray_upgrade(self.id, part)) == []
+            assert not state.find_children(paths.gray_upgrade(self.id, part))
 
 
 @pytest.fixture

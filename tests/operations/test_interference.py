@@ -208,15 +208,25 @@ class CountingCluster:
         return getattr(self._cluster, name)
 
 
+@pytest.mark.parametrize("secret", [None, "a-secret-planted-for-tests-4711"])
 @pytest.mark.parametrize("parallelism", [1, 200])
-def test_a_submission_writes_few_nodes_however_many_tasks(world: World, parallelism: int) -> None:
-    """At most 24 nodes in at most 4 transactions."""
+def test_a_submission_writes_few_nodes_however_many_tasks(
+    zk_worlds: Callable[..., World], parallelism: int, secret: str | None
+) -> None:
+    """At most 24 nodes in at most 4 transactions, those of the blobs included; also with users in ZooKeeper."""
+    world = zk_worlds({"storm.secret": secret})
     topology = {
         "spouts": {
             "s": {"object": {"python": "m:S"}, "parallelism": parallelism, "outputs": {"default": {"fields": ["x"]}}}
         }
     }
     cluster = CountingCluster(world.cluster)
-    world.submit("wc", topology=topology, ctx=world.context(cluster=cluster))
+    topology_id = world.submit("wc", topology=topology, ctx=world.context(cluster=cluster))
     assert cluster.state.transactions == 3
-    assert cluster.state.nodes <= 24
+    # Each of three blobs is its node, that of its nimbus, and its highest number.
+    assert cluster.state.nodes + 9 <= 24
+    # Whatever workers may write and may not create is there.
+    assert all(
+        world.cluster.state.exists(node_of(topology_id))
+        for node_of in (paths.state_home, paths.taskbeats, paths.metrics, paths.workers, paths.task_errors)
+    )

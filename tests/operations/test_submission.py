@@ -62,8 +62,7 @@ def test_a_submission_ends_active_with_every_task_placed(world: World) -> None:
     assert world.blobs.read(jar_key(topology_id)) == pack_archive("archive")
     for path in (
         paths.task_errors(topology_id),
-        paths.gray_upgrade(topology_id, "upgrading_workers"),
-        paths.gray_upgrade(topology_id, "upgraded_workers"),
+        paths.gray_upgrade(topology_id),
         paths.workers(topology_id),
         paths.assignment_backup("wc"),
     ):

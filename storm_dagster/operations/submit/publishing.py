@@ -15,7 +15,6 @@ from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterE
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
-from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
 from storm_dagster.operations.context import OperationsContext, check_name_free
@@ -280,16 +279,13 @@ def _publish(
         paths.metrics(topology_id): b"",
         paths.workers(topology_id): b"",
         paths.gray_upgrade(topology_id): b"",
-        paths.gray_upgrade(topology_id, "upgrading_workers"): b"",
-        paths.gray_upgrade(topology_id, "upgraded_workers"): b"",
     }
     for path, content in created.items():
         transaction.create(path, content)
     append_assignment(ctx, transaction, record.name, assignment, None)
     transaction.create(paths.topology(topology_id), encode_record(base))
-    if zookeeper_payload(ctx.conf) is not None:
-        # Workers with users of their own may write it, and make nothing below the base.
-        transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
+    # Workers may write it, and make nothing below the base.
+    transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))
     announce(ctx, transaction, topology_id, "updateTopology" if replaced is not None else "submitTopology")
     commit(ctx, transaction, "publish")
     found = ctx.cluster.state.get_version(paths.assignment(topology_id))

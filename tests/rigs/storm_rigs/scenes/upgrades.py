@@ -23,7 +23,7 @@ def _upgradable(world: World) -> UpgradeStandIns:
     """A topology that can be upgraded worker by worker."""
     topology_id = world.submit("wc", "t", conf=_UPGRADABLE)
     # What an earlier upgrade of very many workers left.
-    world.cluster.state.create_node(f"{paths.gray_upgrade(topology_id, 'upgraded_workers')}/h:1")
+    world.cluster.state.mkdirs(f"{paths.gray_upgrade(topology_id, 'upgraded_workers')}/h:1")
     return UpgradeStandIns(world.cluster, topology_id)
 
 
