@@ -46,7 +46,9 @@ def _asked_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:
             return None
         raise OSError(-code, "no answer about sockets")
     user, inode = struct.unpack_from("=II", answer, 80)
-    return user if inode else None
+    # Where the connection has gone, the kernel names whoever listens at its port: that one has no port at its other end.
+    connected = struct.unpack_from("!HH", answer, 20) == (peer[1], own[1])
+    return user if connected and inode else None
 
 
 def peer_user(own: tuple[Any, ...], peer: tuple[Any, ...]) -> int | None:

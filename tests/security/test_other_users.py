@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -141,6 +142,30 @@ def test_both_ways_to_ask_say_the_same(host: str, asked_directly: bool, monkeypa
         client.close()
         assert peer_user(own, peer) is None, "a closed one would look as if it were root's"
         assert peer_user(own, (host, 1)) is None
+
+
+@pytest.mark.parametrize("asked_directly", [True, False])
+def test_who_has_left_is_not_taken_for_who_listens_at_its_port(
+    asked_directly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It binds a daemon's port before the daemon does, sends a request from there, and resets the connection."""
+    if asked_directly:
+        monkeypatch.setattr(peers, "_TABLES", ())
+    else:
+        monkeypatch.delattr(socket, "AF_NETLINK")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as attacker:
+        attacker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        attacker.bind(("127.0.0.1", 0))
+        peer = attacker.getsockname()
+        with socket.create_server(peer):
+            attacker.connect(server.getsockname())
+            attacker.sendall(_HTTP)
+            attacker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            attacker.close()
+            link, _ = server.accept()
+            with link:
+                assert peer_user(link.getsockname(), peer) is None, "its owner is who listens there"
+                assert link.recv(100) == _HTTP, "what it sent is still there"
 
 
 def test_where_nobody_knows_the_port_serves(monkeypatch: pytest.MonkeyPatch, http: Service) -> None:

@@ -149,11 +149,8 @@ class Peer:
             yield from _encoded(frame, taken, broken)
 
 
-def _notice_silence(socket: zmq.Socket[bytes]) -> None:
-    """Drop connections that carry nothing, not even responses to pings; the kernel asks as well where ZeroMQ waits."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MILLIS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MILLIS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, _SILENT_MILLIS)
+def _keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Let the kernel drop connections whose other side responds no more."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
@@ -245,7 +242,7 @@ class Transport:
         self._router.setsockopt(zmq.RCVHWM, _RECEIVE_FRAMES)
         self._router.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        _notice_silence(self._router)
+        _keep_alive(self._router)
         secure_server(self._router, link_key)
         if not link_key:
             _refuse_other_users(self._router)
@@ -285,7 +282,11 @@ class Transport:
                 socket.setsockopt(zmq.IMMEDIATE, 1)
                 socket.setsockopt(zmq.RECONNECT_IVL, 20)
                 socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLIS)
-                _notice_silence(socket)
+                # Not those of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
+                socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MILLIS)
+                socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MILLIS)
+                socket.setsockopt(zmq.HEARTBEAT_TTL, _SILENT_MILLIS)
+                _keep_alive(socket)
                 secure_client(socket, self._link_key)
                 socket.connect(f"tcp://{address}")
                 peer = self.peers[slot] = Peer(slot, address, socket)
