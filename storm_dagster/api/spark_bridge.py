@@ -54,6 +54,7 @@ def make_deliver(
     def deliver(frame: Any, batch_id: int) -> None:
         import json as json_
         import logging as logging_
+        import time as time_
         from multiprocessing import AuthenticationError as WrongSecret
         from multiprocessing.connection import Client
 
@@ -62,13 +63,22 @@ def make_deliver(
         connections: list[Any] = []
         hello = json_.dumps({"batch": int(batch_id)}).encode()
 
-        def join(address: tuple[str, int]) -> list[Any]:
-            connection = Client(address, authkey=secret)
-            connections.append(connection)
-            connection.send_bytes(hello)
-            if not connection.poll(60):
-                raise TimeoutError("the worker of this SparkSpout does not answer; the batch will be repeated")
-            return json_.loads(connection.recv_bytes(65536))
+        def join(address: tuple[str, int], tries: int = 20) -> list[Any]:
+            before = list(connections)
+            try:
+                connection = Client(address, authkey=secret)
+                connections.append(connection)
+                connection.send_bytes(hello)
+                if not connection.poll(60):
+                    raise TimeoutError("the worker of this SparkSpout does not answer; the batch will be repeated")
+                return json_.loads(connection.recv_bytes(65536))
+            except (EOFError, ConnectionResetError, BrokenPipeError):
+                # Others that connect all the time took its place before it was known.
+                connections[:] = before
+                if tries == 1:
+                    raise
+            time_.sleep(0.05)
+            return join(address, tries - 1)
 
         try:
             others = join((host, port))

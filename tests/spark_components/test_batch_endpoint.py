@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import pyarrow as pa
@@ -233,3 +233,22 @@ def test_untrusted_clients_keep_no_batch_out(endpoint: BatchEndpoint, monkeypatc
     finally:
         for each in silent:
             each.close()
+
+
+def test_a_batch_whose_place_others_take_comes_again(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects all the time drops Spark's own connection before it has proved anything."""
+    hang_up, dropped = endpoint._hang_up, []
+
+    def drop(connection: Connection) -> None:
+        dropped.append(connection)
+        if len(dropped) == 3:
+            monkeypatch.undo()
+        hang_up(connection)
+
+    monkeypatch.setattr(endpoint, "_hang_up", drop)
+    monkeypatch.setattr(spark_bridge, "_MOST_UNKNOWN", 0)
+    batch = Delivery(endpoint, WORDS)
+    for _ in range(8):
+        endpoint.ack(take(endpoint)[0])
+    eventually(lambda: batch.returned, timeout=20, what="the acked batch")
+    assert batch.error is None and len(dropped) == 3
