@@ -168,12 +168,21 @@ def _refuse_other_users(listener: zmq.Socket[bytes]) -> None:
         ).start()
 
 
+def _duplicate(descriptor: int) -> socket.socket:
+    """The socket of a connection, which may have left: its descriptor is another socket's then, or no socket's at all."""
+    duplicate = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        raise
+
+
 def _watch_users(events: zmq.Socket[bytes]) -> None:
     log = _log.warning
     with events, contextlib.suppress(zmq.ContextTerminated):
         while event := recv_monitor_message(events):
-            # It may have left, and its descriptor be another socket's.
-            with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(event["value"])) as link:
+            with contextlib.suppress(OSError, IndexError), _duplicate(event["value"]) as link:
                 own, peer = link.getsockname(), link.getpeername()
                 if str(own[1]) == event["endpoint"].rpartition(b":")[2].decode() and not is_own_peer(own, peer):
                     link.shutdown(socket.SHUT_RDWR)
