@@ -178,7 +178,7 @@ class BatchEndpoint:
         """Addresses of the endpoints that share a batch with this one."""
         self.chunk_rows = chunk_rows
         try:
-            self._listener = Listener((host, 0), family="AF_INET", backlog=8)
+            self._listener = Listener((host, 0), family="AF_INET", backlog=128)
         except OSError as error:
             raise Unavailable(
                 f"cannot listen on {host} for Spark's batches ({error}): check the worker's host"

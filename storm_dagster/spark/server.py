@@ -23,6 +23,7 @@ _GUARDED = (
     "spark.driver.host",
     "spark.driver.bindAddress",
 )
+_LONGEST_SOCKET_FOLDER = 107 - len("/.00000000-0000-0000-0000-000000000000.sock")
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
@@ -71,6 +72,10 @@ def spark_connect_command(
         "spark.local.dir": str(local_dir),
         "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
     }
+    if len(str(local_dir)) <= _LONGEST_SOCKET_FOLDER:
+        # A port of its Python daemon forks a process for whoever connects, before any proof.
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
+        settings["spark.python.unix.domain.socket.dir"] = str(local_dir)
     options = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
     options.append(f"-Djava.io.tmpdir={local_dir}")
     # Spark's own place for options that a cluster's spark.driver.extraJavaOptions adds to.

@@ -50,6 +50,7 @@ service.stop()
 """
 ENDPOINT = """
 import json, sys, threading, time
+import pyarrow  # Loading it is no part of an answer.
 from storm_dagster.api.spark_bridge import BatchEndpoint
 
 endpoint = BatchEndpoint("127.0.0.1")

@@ -126,16 +126,18 @@ def attempts(calls: list[tuple[str, int, str]], other: bool) -> list[tuple[str, 
 
 def listening(cluster: LocalCluster) -> set[tuple[str, str, int]]:
     """(role, id, port) of each TCP socket at which a process of the cluster, or a child of one, listens."""
-    found: set[tuple[str, str, int]] = set()
+    found: dict[int, tuple[str, str, int]] = {}
     for record in cluster.processes():
         # One that ends meanwhile listens nowhere.
         with contextlib.suppress(psutil.NoSuchProcess):
             daemon = psutil.Process(record.pid)
             for process in (daemon, *daemon.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    links = [link for link in process.net_connections("tcp") if link.status == psutil.CONN_LISTEN]
-                    found |= {(record.role, record.id, link.laddr.port) for link in links}
-    return found
+                    for link in process.net_connections("tcp"):
+                        # A worker is a child of its supervisor, and has a record, too.
+                        if link.status == psutil.CONN_LISTEN and (process is daemon or link.laddr.port not in found):
+                            found[link.laddr.port] = (record.role, record.id, link.laddr.port)
+    return set(found.values())
 
 
 @pytest.mark.timeout(900)
