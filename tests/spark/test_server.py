@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -48,6 +49,15 @@ def test_the_settings_bind_to_loopback_and_stand_in_a_private_file(tmp_path: Pat
         assert setting in settings
     assert "planted" not in str(command) and path.stat().st_mode & 0o777 == 0o600
     assert any(f'"-Djava.io.tmpdir={tmp_path}/spark"' in each for each in settings), "Spark's own would stay in /tmp"
+
+
+def test_the_python_daemon_has_no_port_where_a_path_can_name_its_socket() -> None:
+    with TemporaryDirectory(dir="/tmp") as short:
+        for folder, enabled in ((Path(short), True), (Path(short) / ("d" * 64), False)):
+            command = spark_connect_command(15999, folder)
+            settings = Path(command[command.index("--properties-file") + 1]).read_text().splitlines()
+            assert ("spark.python.unix.domain.socket.enabled=true" in settings) is enabled
+            assert (f"spark.python.unix.domain.socket.dir={folder}" in settings) is enabled
 
 
 def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
