@@ -177,8 +177,5 @@ def test_no_port_of_it_serves_another_user(shared_cluster: LocalCluster) -> None
     assert sum("HTTP/1.1 " in got for got in served) >= 5 and any("getNimbusConf" in got for got in served), served
     after = cluster.show(NAME)
     assert after["id"] == before["id"] and after["status"] == "ACTIVE"
-    pids = [
-        {(worker["supervisor"], worker["port"]): worker["pid"] for worker in each["workers"]}
-        for each in (before, after)
-    ]
+    pids = [{(worker["node"], worker["port"]): worker["pid"] for worker in each["workers"]} for each in (before, after)]
     assert pids[0] == pids[1], after
