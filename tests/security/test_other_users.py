@@ -25,7 +25,7 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.peers import can_tell_users, owners_only, peer_user
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
-from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.dataplane.transport import Transport, _duplicate
 
 pytestmark = pytest.mark.skipif(not can_tell_users(), reason="the kernel does not name users of connections")
 
@@ -121,6 +121,16 @@ def test_a_worker_ends_connections_of_another_user() -> None:
             assert (int(done.stdout) == 1) is served, f"it connected {done.stdout} times"
     finally:
         transport.close()
+
+
+def test_a_connection_that_left_before_it_was_looked_at_leaves_no_descriptor(tmp_path: Path) -> None:
+    """Its number is that of a file by then; whoever comes and goes could use up all numbers of a worker."""
+    with (tmp_path / "another").open("w") as another:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            with pytest.raises(OSError):
+                _duplicate(another.fileno())
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("asked_directly", [True, False])
