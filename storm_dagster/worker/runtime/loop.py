@@ -341,8 +341,7 @@ class Loop:
                 raise msgspec.DecodeError("too large")
             if not hmac.compare_digest(decode_request_token(payload).token.encode(), self.spec.token.encode()):
                 self.unknown_frames += 1
-                self.transport.reply(envelope, b'{"error":{"type":"InvalidRequest","message":"wrong token"}}')
-                return
+                return  # Without an answer: it may be of another user, whose connection is about to be ended.
             request = decode_request(payload)
         except (ValueError, RecursionError, MemoryError):
             self.bad_frames += 1
