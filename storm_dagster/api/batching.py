@@ -72,10 +72,6 @@ class BatchingBolt(GatheringBolt):
         self.__dict__["_ticks"] = 0
         self.process_batches()
 
-    def _gathered(self) -> list[Tuple]:
-        """Tuples that wait for their batch, which fail when the task closes."""
-        return [tup for tups in self._batches.values() for tup in tups]
-
     def process_batches(self) -> None:
         """Process all groups now. A group that raises fails; the others are not affected."""
         batches = self._batches

@@ -112,10 +112,6 @@ class SparkBolt(Bolt):
         ):
             self._run_batch()
 
-    def _gathered(self) -> list[Tuple]:
-        """Tuples that wait for their batch, which fail when the task closes."""
-        return self._waiting
-
     def process_tick(self, tup: Tuple) -> None:
         """Run a batch that has waited long enough (the spec sets a tick of ``batch_secs``)."""
         if self._waiting and time.monotonic() - self._since >= self.batch_secs * 0.9:

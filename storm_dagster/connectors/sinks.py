@@ -207,10 +207,6 @@ class SinkBolt(StatefulBolt):
         elif self._entries and self.context.now_ms() - self._since >= self.batch_secs * 900:
             self._write_batch()
 
-    def _gathered(self) -> list[Tuple]:
-        """Tuples that are not acked, which fail when the task closes."""
-        return [tup for _, tups in [*self._writing, *self._entries] for tup in tups]
-
     def close(self) -> None:
         """Close the sink; what is gathered is replayed."""
         sink, self._sink = self._sink, None

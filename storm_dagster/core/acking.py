@@ -65,9 +65,9 @@ class PendingMap(Generic[V]):
 
 
 class AckerResult:
-    """Roots that an acker reports to spout tasks."""
+    """Roots that an acker reports to spout tasks; task 0: the spout is not known here yet, so that all must be told."""
 
-    __slots__ = ("acked", "failed", "lost", "unrouted")
+    __slots__ = ("acked", "failed", "lost")
 
     def __init__(self) -> None:
         self.acked: dict[int, list[int]] = {}
@@ -75,9 +75,7 @@ class AckerResult:
         self.failed: dict[int, list[int]] = {}
         """Spout task -> roots that failed."""
         self.lost: dict[int, list[int]] = {}
-        """Spout task -> roots that a lost worker had parts of."""
-        self.unrouted: list[int] = []
-        """Roots that failed before their spout's task was known here: all spouts must be told."""
+        """Spout task -> roots that a task or worker which is gone had parts of."""
 
 
 class AckTracker:
@@ -99,9 +97,10 @@ class AckTracker:
         inits: Iterable[tuple[int, int, int]] = (),
         acks: Iterable[tuple[int, int]] = (),
         fails: Iterable[int] = (),
+        losses: Iterable[int] = (),
         into: AckerResult | None = None,
     ) -> AckerResult:
-        """Apply (root, value, spout task) inits, (root, value) acks and failed roots; the roots to report."""
+        """Apply (root, value, spout task) inits, (root, value) acks, failed and lost roots; the roots to report."""
         result = AckerResult() if into is None else into
         trees = self._trees.entries
         count = 0
@@ -131,14 +130,11 @@ class AckTracker:
             if not value and tree[1]:
                 del trees[root]
                 result.acked.setdefault(tree[1], []).append(root)
-        for root in fails:
-            count += 1
-            entry = trees.pop(root, None)
-            task = entry[0][1] if entry is not None else 0
-            if task:
-                result.failed.setdefault(task, []).append(root)
-            else:
-                result.unrouted.append(root)
+        for roots, verdict in ((fails, result.failed), (losses, result.lost)):
+            for root in roots:
+                count += 1
+                entry = trees.pop(root, None)
+                verdict.setdefault(entry[0][1] if entry is not None else 0, []).append(root)
         self.updates += count
         return result
 
@@ -158,10 +154,8 @@ class AckTracker:
         """Fail those of the trees that are open, because a worker with parts of them is gone."""
         for root in roots:
             entry = self._trees.pop(root)
-            if entry is not None and entry[0][1]:
+            if entry is not None:
                 into.lost.setdefault(entry[0][1], []).append(root)
-            elif entry is not None:
-                into.unrouted.append(root)
 
     def expire(self, now: float) -> int:
         """Forget trees older than the timeout; returns their number."""

@@ -105,6 +105,8 @@ class Frame(msgspec.Struct, array_like=True):
     """(spout task, roots whose trees had parts in a worker that is gone)."""
     reasons: list[tuple[int, int, str, str]] = []
     """(root of ``fails`` or ``failed``, task that failed it, its component, why)."""
+    losses: list[tuple[int, list[int]]] = []
+    """(acker task, roots that a task or worker which stops has parts of); an older release lets them time out."""
 
 
 LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"]

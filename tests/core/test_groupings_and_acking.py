@@ -103,7 +103,7 @@ def test_failed_trees_and_forgotten_trees() -> None:
     acker = AckTracker(10.0)
     acker.apply(0.0, inits=[(1, 5, 3)])
     assert acker.apply(0.0, fails=[1]).failed == {3: [1]}
-    assert acker.apply(0.0, fails=[2]).unrouted == [2]
+    assert acker.apply(0.0, fails=[2]).failed == {0: [2]}
     acker.apply(1.0, acks=[(9, 4)])
     assert acker.expire(5.0) == 0 and acker.expire(11.0) == 1
 

@@ -156,7 +156,7 @@ def test_a_batch_whose_function_exits_is_gathered_until_the_task_restarts(bolt_o
     with pytest.raises(SystemExit):
         run(bolt, ["1", "2", "3"])
     # What a runner fails when it closes the component.
-    assert [tup.values for tup in bolt._gathered()] == [["first"], ["1"], ["2"], ["3"]]
+    assert [tup.values for tup in bolt._waiting] == [["first"], ["1"], ["2"], ["3"]]
 
 
 @pytest.mark.spark

@@ -230,5 +230,5 @@ def test_an_acker_fails_the_open_trees_of_a_lost_worker() -> None:
     acker.touch([2], 4)
     acker.apply(0.0, acks=[(3, 5)], into=result)
     acker.lose(acker.touching(2), result)
-    assert (result.acked, result.lost, result.unrouted) == ({7: [3]}, {7: [1]}, [4])
+    assert (result.acked, result.lost, result.failed) == ({7: [3]}, {7: [1], 0: [4]}, {})
     assert acker.touching(4) == [2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,18 +10,15 @@ import msgspec
 import pytest
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, Tuple
-from storm_dagster.model.conf import default_conf
 from storm_dagster.model.wire import Frame, decode_frame, encode_frame
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.routes import RemoteLink
 from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import _DROP_BYTES, Transport
 from storm_dagster.worker.engine import pressure
-from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.pressure import Pressure
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_rigs.local_workers import Workers
 
 LIMIT = 400
 MANY = 2_000
@@ -73,51 +69,6 @@ class Large(Spout):
 
     def next_tuple(self) -> None:
         self.emit(["x" * 20_000])
-
-
-class Workers:
-    """Several workers of one topology in this process, with real sockets; they run in turn."""
-
-    def __init__(self, topology: TopologyBuilder, slots: Mapping[str, int], conf: Mapping[str, Any]) -> None:
-        spec = topology.build()
-        components = {task: name for task, (name, _, _) in enumerate(spec.components(), 1)}
-        self.errors: list[BaseException] = []
-        self.engines: list[NativeEngine] = []
-        self.transports = [Transport("127.0.0.1", 0, secrets.token_hex(8), 100) for _ in set(slots.values())]
-        places = [(f"s{index}", index) for index in range(len(self.transports))]
-        placed = {task: places[slots[name]] for task, name in components.items()}
-        addresses = {slot: f"127.0.0.1:{one.port}" for slot, one in zip(places, self.transports, strict=True)}
-        tokens = {one.token: slot for slot, one in zip(places, self.transports, strict=True)}
-        for slot, transport in zip(places, self.transports, strict=True):
-            shared = Shared(
-                conf={**default_conf(), **conf},
-                owns=lambda: True,
-                wake=lambda: None,
-                report=lambda task, component, error, where: self.errors.append(error),
-            )
-            engine = NativeEngine(
-                topology_id="t-1-1", spec=spec, conf=shared.conf, shared=shared, transport=transport, slot=slot
-            )
-            mine = frozenset(task for task, place in placed.items() if place == slot)
-            engine.place(Placement(1, placed, addresses, components, mine, mine, tokens, frozenset(places)))
-            engine.activate(True)
-            self.engines.append(engine)
-
-    def turn(self) -> None:
-        """One pass of each worker."""
-        for engine, transport in zip(self.engines, self.transports, strict=True):
-            for message in transport.receive(32):
-                engine.deliver(decode_frame(message[-1]), len(message[-1]))
-            engine.run(time.monotonic())
-            transport.flush(engine.cannot_travel)
-
-    def runner(self, component: str) -> Runner:
-        return next(one for engine in self.engines for one in engine.runners.values() if one.component == component)
-
-    def close(self) -> None:
-        for engine, transport in zip(self.engines, self.transports, strict=True):
-            engine.close()
-            transport.close()
 
 
 @pytest.fixture

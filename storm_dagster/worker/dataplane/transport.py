@@ -56,7 +56,7 @@ link, which the kernel notices after a quarter of an hour. The same as the sessi
 _LINGER_MILLIS = 500
 """Time for the last frames of a graceful stop."""
 
-KINDS = ("inits", "acks", "fails")
+KINDS = ("inits", "acks", "fails", "losses")
 """What tasks tell ackers."""
 VERDICTS = ("acked", "failed", "lost")
 """What ackers tell spouts of their trees."""

@@ -24,6 +24,8 @@ _NUMBERS = 4096
 _MOST_REASONS = 4096
 Reason = tuple[int, str, str]
 """Why a tuple failed: (task, component, text of at most 500 characters)."""
+LOST: Reason = (0, "", "a task or worker with parts of it stopped")
+"""Says nothing about the tuple: spouts emit it again, and do not count a failure. Compared by identity."""
 # A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of them.
 next_edge: Callable[[], int] = chain.from_iterable(
     map(Struct(f"<{_NUMBERS}Q").unpack, map(os.urandom, repeat(8 * _NUMBERS)))
@@ -90,7 +92,7 @@ def joint_anchor(tups: Sequence[Tuple]) -> Tuple:
 class Ledger:
     """Acks, inits and fails since the last flush. Used only by the loop."""
 
-    __slots__ = ("acks", "fails", "inits", "others", "reasons", "touched")
+    __slots__ = ("acks", "fails", "inits", "losses", "others", "reasons", "touched")
 
     def __init__(self) -> None:
         self.acks: dict[int, int] = {}
@@ -98,6 +100,7 @@ class Ledger:
         self.inits: list[tuple[int, int, int]] = []
         """(root, value, spout task)."""
         self.fails: list[int] = []
+        self.losses: list[int] = []
         self.reasons: BoundedMap[int, Reason] = BoundedMap(_MOST_REASONS)
         """Root -> why it failed, here or in another worker; until its spout asks, or too many others failed since."""
         self.touched: list[tuple[int, int]] = []
@@ -162,13 +165,18 @@ class Ledger:
             if leaf.failed:
                 continue
             leaf.failed = True
-            if reason is not None:
-                self.reasons[leaf.root] = reason
-            if leaf.origin is not None:
-                leaf.origin.failed.append(leaf.root)
-            else:
-                self.fails.append(leaf.root)
+            self.fail_root(leaf.root, leaf.origin, reason)
+
+    def fail_root(self, root: int, origin: Any, reason: Reason | None) -> None:
+        """Notify the spout of this worker, or the acker, that a root failed, or is lost."""
+        lost = reason is LOST
+        if reason is not None and not lost:
+            self.reasons[root] = reason
+        if origin is not None:
+            (origin.lost if lost else origin.failed).append(root)
+        else:
+            (self.losses if lost else self.fails).append(root)
 
     def empty(self) -> bool:
         """Whether there is nothing to flush."""
-        return not (self.acks or self.inits or self.fails)
+        return not (self.acks or self.inits or self.fails or self.losses)

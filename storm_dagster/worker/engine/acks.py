@@ -11,6 +11,7 @@ from storm_dagster.core.acking import AckerResult
 from storm_dagster.model.wire import Frame, decode_frame
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import KINDS, VERDICTS, Peer, Transport
+from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.engine.system import Acker
 from storm_dagster.worker.tasks.results import ResultTracker
 from storm_dagster.worker.tasks.runner import Runner, Shared
@@ -97,15 +98,12 @@ class AckExchange:
         self._homes: list[tuple[Any, ...]] = []
         """Where each acker is; an acker that moves or restarts knows nothing of its trees."""
 
-    def fail_misdirected(self, bundles: Any) -> None:
-        """Fail the trees of tuples received for a task that is not here."""
+    def fail_misdirected(self, bundles: Any, reason: Reason = LOST) -> None:
+        """Fail the trees of tuples for a task that is not there."""
         for root, _, many in bundles:
             self.misdirected += len(many)
-            if root.__class__ is int:
-                if root:
-                    self._shared.ledger.fails.append(root)
-            else:
-                self._shared.ledger.fails.extend(root[::2])
+            for one in root[::2] if isinstance(root, list) else [root] if root else ():
+                self._shared.ledger.fail_root(one, None, reason)
 
     def fail_unsent(self, frames: Iterable[bytes]) -> None:
         """Fail the tuples in frames for a worker that is not used any more."""
@@ -157,7 +155,7 @@ class AckExchange:
         for verdict in VERDICTS:
             for task, roots in getattr(frame, verdict):
                 self._notify(verdict, task, roots)
-        if not (frame.acks or frame.inits or frame.fails or frame.touched):
+        if not (frame.acks or frame.inits or frame.fails or frame.losses or frame.touched):
             return
         result = AckerResult()
         now = self._shared.clock()
@@ -176,16 +174,13 @@ class AckExchange:
         assert placement is not None
         for verdict in VERDICTS:
             for task, roots in getattr(result, verdict).items():
-                if not self._notify(verdict, task, roots) and (peer := self._peer_of(task)) is not None:
-                    peer.by_task[verdict].setdefault(task, []).extend(roots)
-                    if verdict == "failed":
+                if self._notify(verdict, task, roots) and task:
+                    continue
+                every = self._transport.peers.values() if self._transport is not None else ()
+                for peer in (self._peer_of(task),) if task else every:
+                    if peer is not None:
+                        peer.by_task[verdict].setdefault(task, []).extend(roots)
                         self._explain(peer, roots)
-        if result.unrouted:
-            self._notify("failed", 0, result.unrouted)
-            if self._transport is not None:
-                for peer in self._transport.peers.values():
-                    peer.by_task["failed"].setdefault(0, []).extend(result.unrouted)
-                    self._explain(peer, result.unrouted)
 
     def _explain(self, peer: Peer, roots: Iterable[int]) -> None:
         known = self._shared.ledger.reasons
@@ -219,20 +214,23 @@ class AckExchange:
         acks, ledger.acks = ledger.acks, {}
         inits, ledger.inits = ledger.inits, []
         fails, ledger.fails = ledger.fails, []
+        losses, ledger.losses = ledger.losses, []
         touched, ledger.touched = ledger.touched, []
         count = len(ackers)
         if not count:
             # No ackers any more: pending tuples time out.
             return False
-        init_lists, ack_lists, fail_lists = ([[] for _ in ackers] for _ in KINDS)
+        init_lists, ack_lists, fail_lists, loss_lists = ([[] for _ in ackers] for _ in KINDS)
         for root, value in acks.items():
             ack_lists[root % count] += (root, value)
         for root, value, task in inits:
             init_lists[root % count] += (root, value, task)
         for root in fails:
             fail_lists[root % count].append(root)
+        for root in losses:
+            loss_lists[root % count].append(root)
         result = AckerResult()
-        for task, *flats in zip(ackers, init_lists, ack_lists, fail_lists, strict=True):
+        for task, *flats in zip(ackers, init_lists, ack_lists, fail_lists, loss_lists, strict=True):
             local = self.ackers.get(task)
             if local is not None:
                 local.apply(now, result, *flats)
@@ -252,4 +250,4 @@ class AckExchange:
                 elif (peer := self._peer_of(task)) is not None:
                     peer.touched.append((task, token, roots))
         self.deliver_results(result)
-        return bool(result.acked or result.failed or result.lost or result.unrouted)
+        return bool(result.acked or result.failed or result.lost)

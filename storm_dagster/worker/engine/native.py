@@ -22,7 +22,7 @@ from storm_dagster.worker.dataplane.placement import Placement, by_component
 from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
 from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
-from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
+from storm_dagster.worker.dataplane.tree import LOST, Tree, next_tuple_id
 from storm_dagster.worker.engine.acks import AckExchange
 from storm_dagster.worker.engine.creation import close_runners, make_runner, senders_first
 from storm_dagster.worker.engine.pressure import Loads, Pressure
@@ -105,7 +105,7 @@ class NativeEngine:
                 self._held[task] = held
             else:
                 for tup in held:
-                    self.shared.ledger.fail(tup)
+                    self.shared.ledger.fail(tup, LOST)
         if self.master is not None:
             self.master.table.follow(placement)
         self._update_spouts(self.shared.clock())
@@ -177,7 +177,7 @@ class NativeEngine:
             if reopen:
                 self._held.setdefault(task, []).extend(tup for tup in runner.queue if tup._tree is None)
             for tup in runner.queue:
-                self.shared.ledger.fail(tup)
+                self.shared.ledger.fail(tup, LOST)
             runner.queue.clear()
         self._on_runners()
 
@@ -229,7 +229,7 @@ class NativeEngine:
             deliver(link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, tup.values)
             self.shared.ledger.ack(tup)
         else:
-            self.shared.ledger.fail(tup)
+            self.shared.ledger.fail(tup, LOST)
 
     # -- frames -----------------------------------------------------------------------------------------
 
@@ -279,12 +279,9 @@ class NativeEngine:
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """Fail a bundle that cannot be encoded, and report the error of the sending task."""
-        root, _, many = bundle
-        self.exchange.fail_misdirected([(root, 0, many)])
         runner = self.runners.get(link.source)
+        self.exchange.fail_misdirected([bundle], runner.reason_of(error) if runner is not None else LOST)
         if runner is not None:
-            for one in (root,) if isinstance(root, int) else root[::2]:
-                self.shared.ledger.reasons[one] = runner.reason_of(error)
             if not isinstance(error, ValueError):
                 error = InvalidRequest(f"a value is {error}")
             runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")

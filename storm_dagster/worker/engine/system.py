@@ -40,10 +40,12 @@ class Acker(Runner):
         inits: Sequence[int] = (),
         acks: Sequence[int] = (),
         fails: Sequence[int] = (),
+        losses: Sequence[int] = (),
     ) -> None:
         """As :meth:`AckTracker.apply`, of flat lists, as frames have them."""
         triples, pairs = iter(inits), iter(acks)
-        self.table.apply(now, zip(triples, triples, triples, strict=True), zip(pairs, pairs, strict=True), fails, into)
+        three, two = zip(triples, triples, triples, strict=True), zip(pairs, pairs, strict=True)
+        self.table.apply(now, three, two, fails, losses, into)
 
     def on_clock(self, now: float) -> None:
         """Drop trees that have timed out."""

@@ -122,7 +122,7 @@ class BoltRunner(Runner):
         """
         routes, ledger, stats = self.routes, self.shared.ledger, self.stats
         component, task_id = self.component, self.task_id
-        done, catches, atomic = ledger.done, self.shared.catches, ATOMIC
+        done, catches, atomic, keep = ledger.done, self.shared.catches, ATOMIC, self.keep
         auto_ack = bolt.auto_ack and not acks_itself(bolt)
         auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         current: Any = None
@@ -206,8 +206,10 @@ class BoltRunner(Runner):
 
         def broken(tup: Tuple, error: BaseException) -> None:
             self.on_error(error, f"process of a tuple of {tup.component}")
-            if bolt.auto_fail:
+            if bolt.auto_fail or self.crashed:
                 self.fail(tup, self.reason_of(error))
+            else:
+                keep(tup)
 
         def event(event: DagsterEvent, anchors: Any) -> None:
             tree = current if anchors is None else anchor_tree(anchors) if anchors else None
@@ -234,6 +236,8 @@ class BoltRunner(Runner):
                     left = tree.count = tree.count - 1
                     if not left:
                         done(tree)
+                elif tup._tree is not None:
+                    keep(tup)
             current = None
             if auto_ack:
                 stats.acked += taken - bad

@@ -18,7 +18,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec
-from storm_dagster.worker.dataplane.tree import next_tuple_id
+from storm_dagster.worker.dataplane.tree import LOST, next_tuple_id
 
 if TYPE_CHECKING:
     import httpx
@@ -114,7 +114,7 @@ class EventDelivery:
     def close(self, task: int) -> None:
         """Drop the events of a task that closes here."""
         for holder in self.outbox.close(task):
-            self._shared.ledger.fail(holder)
+            self._shared.ledger.fail(holder, LOST)
 
     def drop(self) -> None:
         """Report the events that are lost when the worker ends, since no replay repeats them."""

@@ -18,7 +18,7 @@ from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
 from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_remote, sent_and_received
-from storm_dagster.worker.dataplane.tree import Ledger, Reason, next_tuple_id
+from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason, next_tuple_id
 from storm_dagster.worker.tasks.events import EventDelivery
 from storm_dagster.worker.tasks.state_storage import StateStorage
 from storm_dagster.worker.tasks.stats import TaskStats
@@ -43,6 +43,7 @@ TURN_SECS = 0.05
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 _METRIC_BYTES = 16 << 10
+_LEAST_KEPT = 1000
 _MOST_REASON = 500
 
 
@@ -75,7 +76,7 @@ class Shared:
         """Indices in ``acker_tasks`` of those in this worker, which spouts here prefer."""
         self.closing = False
         self.lost_trees = 0
-        """Trees of the spouts here that failed because a worker with parts of them is gone."""
+        """Trees of the spouts here that failed because a task or worker with parts of them is gone."""
         self.sliced = True
         """Whether a pass limits the time of each task. The test harness sets ``False``, so that the order of tuples
         does not depend on the machine's speed."""
@@ -189,6 +190,11 @@ class Runner:
         """Of a stateful or windowed bolt."""
         self.results: ResultTracker | None = None
         """Of a windowed bolt."""
+        self.kept: list[Tuple] = []
+        """Tuples that the component holds, and some that it has acked or failed since."""
+        self._most_kept = _LEAST_KEPT
+        self._kept_at = (0.0, 0)
+        """Time of an earlier check of :attr:`kept`, and how many of the first tuples were there then."""
         self.crashed = False
         """Whether the engine is to restart the task. Any thread."""
         self._retry_at = 0.0
@@ -280,18 +286,22 @@ class Runner:
         self.context.close()
 
     def close_instance(self) -> None:
-        """Checkpoint and close the component; the tuples that it still gathers fail. In the thread that runs it."""
+        """Checkpoint and close the component, and fail the tuples that it has not acked. In the thread that runs it."""
         state, bolt = self.state, self.instance
+        # It may have crashed at one of those that it handles together, or long after `process`.
+        blamed = self.crashed and (getattr(bolt, "_gathers", False) or not getattr(bolt, "auto_ack", True))
         for what, close in (
             ("checkpoint", (state.abandon if self.crashed else state.close) if state is not None else None),
             ("close", bolt.close),
-            ("close", lambda: [bolt.fail(tup) for tup in getattr(bolt, "_gathered", tuple)() if tup._tree is not None]),
         ):
             try:
                 if close is not None:
                     close()
             except self.shared.catches as error:
                 self.report(error, what)
+        reason = self.reason_of("the task crashed before it acked the tuple") if blamed else LOST
+        kept, self.kept = self.kept, []
+        self.call_in_loop(lambda: [self.fail(tup, reason) for tup in kept if tup._tree is not None])
         self.state = None
 
     def restart(self) -> None:
@@ -328,6 +338,25 @@ class Runner:
         """Fail a received tuple, and count it. Only the loop."""
         self.shared.ledger.fail(tup, reason)
         self.stats.failed += 1
+
+    def keep(self, tup: Tuple) -> None:
+        """Note a tuple that ``process`` may return without an ack. In the thread that runs the task."""
+        kept = self.kept
+        kept.append(tup)
+        if len(kept) < self._most_kept:
+            return
+        # A bolt may never ack: what was there at a check longer ago than the message timeout is dropped.
+        (since, count), now = self._kept_at, time.monotonic()
+        late = now - since > float(self.conf.get("topology.message.timeout.secs") or 30)
+        old = [] if late else [one for one in kept[:count] if one._tree is not None]
+        kept[:] = old + [one for one in kept[count:] if one._tree is not None]
+        self._kept_at = (now, len(kept)) if late else (since, len(old))
+        self._most_kept = len(kept) * 3 // 2 + _LEAST_KEPT
+
+    def fail_later(self, item: Any, reason: Reason = LOST) -> None:
+        """Fail a tuple in the loop; any other item is dropped. In the thread that runs the task."""
+        if isinstance(item, Tuple):
+            self.call_in_loop(lambda: self.fail(item, reason))
 
     def checked_route(self, values: Any, stream: str) -> Route:
         """The route for an emit; ``InvalidRequest`` unless the values fit the stream. Logs with ``topology.debug``."""

@@ -14,7 +14,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.values import ATOMIC
 from storm_dagster.worker.dataplane.sending import send_to_targets
-from storm_dagster.worker.dataplane.tree import anchor_tree
+from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.dead_letters import Verdict
 from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
@@ -303,15 +303,16 @@ class ShellBoltRunner(ShellRunner):
             self.fail(tup, self.reason_of(message.get("msg") or self.last_error))
         self.last_error = None
 
-    def drop_tuples(self) -> None:
-        """Fail the program's tuples; the spouts replay them."""
+    def drop_tuples(self, *, closing: bool = False) -> None:
+        """Fail the program's tuples, unless the task is ``closing``: one of them may have ended the program."""
+        reason = LOST if closing else self.reason_of("its program was replaced")
         in_flight, self.in_flight = self.in_flight, {}
         for tup, _ in in_flight.values():
-            self.fail(tup, self.reason_of("its program was replaced"))
+            self.fail(tup, reason)
 
     def close(self, *, retire: bool = False) -> None:
-        """Fail the program's tuples, and kill it."""
-        self.drop_tuples()
+        """Give back the program's tuples, and kill it."""
+        self.drop_tuples(closing=True)
         super().close(retire=retire)
 
 

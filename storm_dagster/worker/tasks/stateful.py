@@ -383,8 +383,6 @@ class StateDriver:
             if state.changed or self._ids or record.windows is not None:
                 self.log.append(record)
         except Exception as error:
-            for tup in pending_acks:
-                self._fail(tup)
             self.crash(error)
             return
         state.changed, self._ids = {}, {}
@@ -420,8 +418,6 @@ class StateDriver:
     def abandon(self) -> None:
         """Close without a checkpoint, and fail the tuples since the last one: the task crashed."""
         self._failed = True
-        for tup in self.pending_acks:
-            self._fail(tup)
         self.pending_acks.clear()
         self.log.close()
 

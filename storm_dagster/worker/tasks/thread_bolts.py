@@ -117,13 +117,14 @@ class BlockingBoltRunner(ThreadMixin):
                 calls.clear()
                 continue
             self._current = tup
+            self.keep(tup)
             emitted = self._emitted
             calls[0] = (begin / 1e9, "process", None)
             try:
                 bolt.process(tup)
             except catches as error:
                 self.on_error(error, f"process of a tuple of {tup.component}")
-                if bolt.auto_fail:
+                if bolt.auto_fail or self.crashed:
                     self.fail_later(tup, self.reason_of(error))
             else:
                 if auto_ack:
@@ -218,6 +219,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
                         del self._calls[answer]
                 return
             _processing.set(tup)
+            self.keep(tup)
             coroutine, emitted = None, self._emitted
             try:
                 self._calls[tup.id] = (begin / 1e9, "process", None)
@@ -225,10 +227,11 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 self._calls[tup.id] = (begin / 1e9, "process", coroutine)
                 await coroutine
             except self.shared.catches as error:
+                # When the task ends, what is in process is cancelled, and given back like all that is kept.
                 if not (self._ending and isinstance(error, asyncio.CancelledError)):
                     self.on_error(error, f"process of a tuple of {tup.component}")
-                if bolt.auto_fail or self._ending:
-                    self.fail_later(tup, self.reason_of(error))
+                    if bolt.auto_fail or not isinstance(error, Exception):
+                        self.fail_later(tup, self.reason_of(error))
             else:
                 if bolt.auto_ack:
                     self.call_in_loop(lambda: self.ack(tup))

@@ -24,7 +24,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.values import own_values
 from storm_dagster.worker.dataplane.sending import sent_and_received
-from storm_dagster.worker.dataplane.tree import Reason, anchor_tree
+from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
 from storm_dagster.worker.tasks.bolts import BaseCollector, check_received
 from storm_dagster.worker.tasks.drivers import open_state
 from storm_dagster.worker.tasks.named_values import namer_of
@@ -129,7 +129,7 @@ class ThreadMixin(Runner, ABC):
             while True:
                 item = self.inbox.get_nowait()
                 if isinstance(item, Tuple):
-                    self.shared.ledger.fail(item)
+                    self.shared.ledger.fail(item, LOST)
                     self.in_flight -= self.kind == "bolt"
                 elif isinstance(item, tuple):
                     verdicts.append(item)
@@ -156,6 +156,8 @@ class ThreadMixin(Runner, ABC):
             if not self.has_ended():
                 where = "".join(f"\n{place}" for _, _, place in self.stuck_calls(float("inf")))
                 self.report(TimeoutError(f"its thread did not end in time and is left behind{where}"), "close")
+                for tup in [*self.kept]:
+                    self.shared.ledger.fail(tup, LOST)
             self._detached = True
         self.context.close()
 
@@ -229,11 +231,6 @@ class ThreadMixin(Runner, ABC):
         self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
     ) -> Callable[[], list[int] | None] | None:
         """What the loop does for an emit; ``None``: it is dropped."""
-
-    def fail_later(self, item: Any, reason: Reason | None = None) -> None:
-        """Fail a tuple of the inbox in the loop; other items are dropped."""
-        if isinstance(item, Tuple):
-            self.call_in_loop(lambda: self.fail(item, reason))
 
     def await_lease(self) -> None:
         """Wait until the worker's lease is valid."""
