@@ -181,6 +181,11 @@ class LargeMap(MutableMapping[Any, Any]):
     def __delitem__(self, key: Any) -> None:
         del self._maps[hash(key) % _MAPS][key]
 
+    def clear(self) -> None:
+        """Remove everything, part by part."""
+        for part in self._maps:
+            part.clear()
+
     def __iter__(self) -> Iterator[Any]:
         return chain.from_iterable(self._maps)
 
@@ -198,9 +203,9 @@ class Contents:
 
     values: MutableMapping[Any, Any] = field(default_factory=dict)
     """Read from a log, a :class:`LargeMap` when there are many."""
-    ids: dict[Any, int] = field(default_factory=dict)
+    ids: MutableMapping[Any, int] = field(default_factory=dict)
     """Id -> hash of the grouping key, newest generation."""
-    old_ids: dict[Any, int] = field(default_factory=dict)
+    old_ids: MutableMapping[Any, int] = field(default_factory=dict)
     held: MutableMapping[int, tuple[int, msgspec.Raw]] = field(default_factory=dict)
     """Number -> (hash of the grouping key, encoded entry) of the tuples in windows."""
     windows: Position | None = None
@@ -247,6 +252,7 @@ class Contents:
     def apply_ids(self, record: Checkpoint) -> None:
         """Apply the ids and batches of a checkpoint."""
         self.ids.update({key_of(name): number for number, name in record.ids})
+        self.ids = _in_parts(self.ids)
         for owner, token, ids in record.batches:
             self.batches[owner] = token, {key_of(name): number for number, name in ids}
             if not ids:
@@ -294,6 +300,7 @@ class Partitioning:
         """
         found = Contents()
         several: dict[Any, list[Any]] = {}
+        """Keys of more than one task."""
         positions: list[Position] = []
         moved: list[tuple[HeldTuple, int]] = []
         for before, contents in old:
@@ -308,12 +315,19 @@ class Partitioning:
                     found.results[len(found.results)] = raw
             if not self.by_key and before % self.tasks != index:
                 continue
+            for name in ("values", "ids", "old_ids"):
+                if type(getattr(contents, name)) is LargeMap:
+                    setattr(found, name, LargeMap(getattr(found, name).items()))
             for key, value in contents.values.items():
-                if not self.by_key or self.owner(key) == index:
-                    several.setdefault(key, []).append(value)
+                if self.by_key and self.owner(key) != index:
+                    continue
+                if key in found.values:
+                    several.setdefault(key, [found.values[key]]).append(value)
+                else:
+                    found.values[key] = value
             for ids, mine in ((contents.ids, found.ids), (contents.old_ids, found.old_ids)):
                 mine.update(
-                    {name: number for name, number in ids.items() if not self.by_key or number % self.tasks == index}
+                    (name, number) for name, number in ids.items() if not self.by_key or number % self.tasks == index
                 )
             for owner, (token, names) in contents.batches.items():
                 mine = {
@@ -325,5 +339,6 @@ class Partitioning:
         for number, entry in enumerate(in_order(entry for entry, _ in moved)):
             found.held[number] = (owners[id(entry)], encode_entry(entry))
         found.windows = join(positions)
-        found.values = {key: values[0] if len(values) == 1 else merge(key, values) for key, values in several.items()}
+        for key, values in several.items():
+            found.values[key] = merge(key, values)
         return found

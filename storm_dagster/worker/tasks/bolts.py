@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple, TupleId
@@ -15,7 +15,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
-from storm_dagster.worker.tasks.drivers import acks_itself, open_state
+from storm_dagster.worker.tasks.drivers import StateOpening, acks_itself, open_state
 from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import (
     PULSE_DUE,
@@ -26,9 +26,6 @@ from storm_dagster.worker.tasks.runner import (
     metric_value,
     shown,
 )
-
-if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.state_opening import StateOpening
 
 SLICE = 64
 """Tuples between two checks of the lease and the clock."""

@@ -1,14 +1,116 @@
-"""Bolts that have drivers of windows and state."""
+"""Bolts that have drivers of windows and state, and the opening of both."""
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.core.keyed_state import Partitioning
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
+from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 
 if TYPE_CHECKING:
+    from storm_dagster.api.context import TopologyContext
+    from storm_dagster.api.stateful import StatefulBolt
+    from storm_dagster.api.windows import WindowedBolt
     from storm_dagster.worker.tasks.runner import Runner
-    from storm_dagster.worker.tasks.state_opening import StateOpening
+    from storm_dagster.worker.tasks.windows import WindowDriver
+
+PUBLISH_SECS = 10.0
+"""Longest wait until an opening is known."""
+
+
+@dataclass(eq=False)
+class StateOpening:
+    """State and windows of one task, opened in a thread unless ``inline``, so that the loop goes on."""
+
+    bolt: StatefulBolt | WindowedBolt
+    runner: Runner
+    windows: WindowDriver | None
+    inline: InitVar[bool]
+
+    def __post_init__(self, inline: bool) -> None:
+        runner = self.runner
+        self.log: Future[StateLog] = Future()
+        self._abandoned = False
+        if inline:
+            self._open()
+        else:
+            threading.Thread(target=self._open, name=f"state-{runner.task_id}", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self.log.set_result(self._opened())
+        except BaseException as error:
+            runner = self.runner
+            if isinstance(error, Unavailable):
+                error = Unavailable(f"task {runner.task_id} ({runner.component}): {error.message}")
+            self.log.set_exception(error)
+        if self._abandoned:
+            self.abandon()
+        self.runner.shared.wake()
+
+    def _opened(self) -> StateLog:
+        # In the thread: it takes 10 ms, and the loop goes on.
+        from storm_dagster.worker.tasks.stateful import grouped_by_fields
+
+        context, shared = self.runner.context, self.runner.shared
+        component = context.component
+        if context._state_dir is None:
+            raise InvalidRequest("this task has no state folder: set topology.state.dir")
+        shared.storage.check_shared(context)
+        scope = getattr(self.bolt, "state_scope", None)
+        by_key = grouped_by_fields(self.runner) is not None if scope is None else scope == "key"
+        tasks = context.component_tasks(component)
+        log = StateLog(
+            state_folder(context._state_dir, context.topology_name, component),
+            Partitioning(len(tasks), by_key),
+            tasks.index(context.task_id),
+            stamp_of(context),
+            getattr(self.bolt, "merge_states", lambda key, values: values[0]),
+            # `context` also checks that a thread is not detached.
+            lambda: context.may_write() and not self._abandoned,
+            shared.storage.known_openings(component),
+            bool(context.conf.get("topology.state.local")),
+        )
+        try:
+            if self.windows is not None:
+                self.windows.read(log.contents)
+            # No tuple is acked before every later worker can know of this opening.
+            shared.storage.publish(f"{component}/{log.index}", log.position, context).result(PUBLISH_SECS)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def attach(self) -> None:
+        """Attach the drivers to the bolt. Called when its emit works, before ``initialize``; raises if the state cannot
+        be opened."""
+        from storm_dagster.worker.tasks.stateful import StateDriver
+
+        log = self.log.result()
+        try:
+            state = StateDriver(self.bolt, self.runner, log, self.windows)
+            if self.windows is not None:
+                self.windows.attach(state)
+        except BaseException:
+            log.close()
+            raise
+        self.runner.state = state
+
+    def abandon(self) -> None:
+        """Close the state as soon as it is open."""
+        self._abandoned = True
+        if self.log.done() and self.log.exception() is None:
+            self.log.result().close()
+
+
+def stamp_of(context: TopologyContext) -> tuple[int, int]:
+    """Order of the assignment of a task among those of its topology: see :class:`StateLog`."""
+    tail = context.topology_id.rpartition("-")[2]
+    return int(tail) if tail.isdigit() else 0, context.assignment_version
 
 
 def acks_itself(bolt: Any) -> bool:
@@ -28,8 +130,6 @@ def open_state(bolt: Any, runner: Runner, *, inline: bool = False) -> StateOpeni
         bolt._driver = windows = WindowDriver(bolt, runner)
     elif not hasattr(type(bolt), "process_again") or not getattr(bolt, "exactly_once", True):
         return None
-    from storm_dagster.worker.tasks.state_opening import StateOpening
-
     if runner.is_async:
         raise InvalidTopology(
             f"bolt {runner.component!r} has state and an async process: changes of the state could not "

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
 from storm_dagster.model.groupings import reader_of
+from storm_dagster.worker.tasks.drivers import PUBLISH_SECS, stamp_of
 from storm_dagster.worker.tasks.state_log import StateLog, state_folder
-from storm_dagster.worker.tasks.state_opening import PUBLISH_SECS, stamp_of
 
 if TYPE_CHECKING:
     from storm_dagster.api.context import TopologyContext

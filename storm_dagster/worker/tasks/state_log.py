@@ -309,8 +309,7 @@ class _Compaction:
             self.error = error
         # Freed at once, a large map would hold the interpreter's lock.
         for table in (contents.values, contents.ids, contents.old_ids, contents.held, contents.results):
-            while table:
-                table.popitem()
+            table.clear()
 
 
 def _paced(records: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
