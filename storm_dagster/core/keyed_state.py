@@ -182,9 +182,10 @@ class LargeMap(MutableMapping[Any, Any]):
         del self._maps[hash(key) % _MAPS][key]
 
     def clear(self) -> None:
-        """Remove everything, part by part."""
+        """Remove everything, one by one: a whole part would hold the lock as well."""
         for part in self._maps:
-            part.clear()
+            while part:
+                part.popitem()
 
     def __iter__(self) -> Iterator[Any]:
         return chain.from_iterable(self._maps)
