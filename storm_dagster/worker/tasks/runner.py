@@ -353,11 +353,6 @@ class Runner:
         self._kept_at = (now, len(kept)) if late else (since, len(old))
         self._most_kept = len(kept) * 3 // 2 + _LEAST_KEPT
 
-    def fail_later(self, item: Any, reason: Reason = LOST) -> None:
-        """Fail a tuple in the loop; any other item is dropped. In the thread that runs the task."""
-        if isinstance(item, Tuple):
-            self.call_in_loop(lambda: self.fail(item, reason))
-
     def checked_route(self, values: Any, stream: str) -> Route:
         """The route for an emit; ``InvalidRequest`` unless the values fit the stream. Logs with ``topology.debug``."""
         route = route_of(self.routes, stream, self.component)

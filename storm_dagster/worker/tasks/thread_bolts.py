@@ -94,6 +94,8 @@ class BlockingBoltRunner(ThreadMixin):
                     continue
             if tup is STOP:
                 return
+            if isinstance(tup, Tuple):
+                self.keep(tup)
             while isinstance(tup, Tuple) and not (
                 (self.may_begin() and not bolt._is_full) or self._stopping or self.shared.closing or self.crashed
             ):
@@ -101,7 +103,6 @@ class BlockingBoltRunner(ThreadMixin):
                 time.sleep(0.002)
             self.await_lease()
             if self._detached or self.shared.closing or self.crashed:
-                self.fail_later(tup)
                 continue
             begin = clock()
             if tup is TICK or tup is PULSE:
@@ -117,7 +118,6 @@ class BlockingBoltRunner(ThreadMixin):
                 calls.clear()
                 continue
             self._current = tup
-            self.keep(tup)
             emitted = self._emitted
             calls[0] = (begin / 1e9, "process", None)
             try:
@@ -125,7 +125,7 @@ class BlockingBoltRunner(ThreadMixin):
             except catches as error:
                 self.on_error(error, f"process of a tuple of {tup.component}")
                 if bolt.auto_fail or self.crashed:
-                    self.fail_later(tup, self.reason_of(error))
+                    self.call_in_loop(lambda tup=tup, reason=self.reason_of(error): self.fail(tup, reason))
             else:
                 if auto_ack:
                     self.call_in_loop(lambda tup=tup: self.ack(tup))
@@ -186,16 +186,15 @@ class AsyncBoltRunner(BlockingBoltRunner):
             tup = await loop.run_in_executor(None, self.inbox.get)
             if tup is STOP:
                 break
+            if isinstance(tup, Tuple):
+                self.keep(tup)
             await window.acquire()
             if self.crashed:
-                self.fail_later(tup)
                 window.release()
                 continue
             task = loop.create_task(self._one(tup, window))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        # Each begins, so that it fails its tuple when it is cancelled.
-        await asyncio.sleep(0)
         self._ending = True
         for task in tasks:
             task.cancel()
@@ -219,7 +218,6 @@ class AsyncBoltRunner(BlockingBoltRunner):
                         del self._calls[answer]
                 return
             _processing.set(tup)
-            self.keep(tup)
             coroutine, emitted = None, self._emitted
             try:
                 self._calls[tup.id] = (begin / 1e9, "process", None)
@@ -227,11 +225,12 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 self._calls[tup.id] = (begin / 1e9, "process", coroutine)
                 await coroutine
             except self.shared.catches as error:
-                # When the task ends, what is in process is cancelled, and given back like all that is kept.
-                if not (self._ending and isinstance(error, asyncio.CancelledError)):
-                    self.on_error(error, f"process of a tuple of {tup.component}")
-                    if bolt.auto_fail or not isinstance(error, Exception):
-                        self.fail_later(tup, self.reason_of(error))
+                if self._ending and isinstance(error, asyncio.CancelledError):
+                    raise
+                self.on_error(error, f"process of a tuple of {tup.component}")
+                if bolt.auto_fail or not isinstance(error, Exception):
+                    reason = self.reason_of(error)
+                    self.call_in_loop(lambda: self.fail(tup, reason))
             else:
                 if bolt.auto_ack:
                     self.call_in_loop(lambda: self.ack(tup))
@@ -240,8 +239,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             spent = time.perf_counter_ns() - begin
             self.call_in_loop(lambda: self._done([tup], spent))
         except self.shared.catches as error:
-            # Cancelled before it began, when the task ends: nobody else knows the tuple any more.
-            self.fail_later(tup)
+            # When the task ends, what is in process is cancelled, and given back like all that is kept.
             if not (self._ending and isinstance(error, asyncio.CancelledError)):
                 self.on_error(error, "process_tick")
         finally:
