@@ -15,7 +15,7 @@ from storm_rigs.worker_rig import WorkerRig, free_port
 CODE = '''
 import os
 from pathlib import Path
-from storm_dagster.api import Bolt, Spout, StatefulBolt
+from storm_dagster.api import BatchingBolt, Bolt, ReliableSpout, Spout, StatefulBolt
 
 FOLDER = Path(os.environ["RIG_FOLDER"])
 
@@ -58,6 +58,38 @@ class Total(StatefulBolt):
                 self.seen.write(f"{n} {times}\\n")
         self.seen.write(f"total {len(self.state)}\\n")
         self.emit(["bye"])
+
+
+class Once(ReliableSpout):
+    """One failure that counts makes a dead letter."""
+    max_fails = 0
+
+    def initialize(self, conf, context):
+        self.next = 0
+        self.acks = (FOLDER / "acked").open("a", buffering=1)
+        self.letters = (FOLDER / "letters").open("a", buffering=1)
+
+    def next_tuple(self):
+        if not (FOLDER / "enough").exists():
+            self.next += 1
+            self.emit([self.next], tup_id=self.next)
+
+    def ack(self, n):
+        super().ack(n)
+        self.acks.write(f"{n}\\n")
+
+    def give_up(self, n, *_, **__):
+        self.letters.write(f"{n}\\n")
+        return True
+
+
+class Holds(BatchingBolt):
+    """Has tuples at any time."""
+    ticks_between_batches = 1
+
+    def process_batch(self, key, tups):
+        for tup in tups:
+            self.emit(tup.values)
 
 
 class Last(Bolt):
@@ -126,3 +158,31 @@ def test_the_last_acks_reach_a_spout_that_stops_at_the_same_time(rig_of: Callabl
     for slot in (one, two):
         assert rig.processes[slot].wait(30) == 0
     assert words(rig.folder / "counted") == [f"total {len(set(words(rig.folder / 'acked')))}"]
+
+
+@pytest.mark.zookeeper
+def test_a_reliable_spout_gives_up_nothing_while_workers_are_replaced(rig_of: Callable[..., WorkerRig]) -> None:
+    """As in a gray upgrade: one worker after the other stops under load, the acker's too."""
+    builder = TopologyBuilder("replaced")
+    builder.set_spout("once", "rig_code:Once", outputs=["n"])
+    tick = {"topology.tick.tuple.freq.secs": 0.1}
+    builder.set_bolt("holds", "rig_code:Holds", inputs="once", outputs=["n"], config=tick)
+    builder.set_bolt("last", "rig_code:Last", inputs="holds")
+    conf = {"topology.max.spout.pending": 200, "topology.message.timeout.secs": 600}
+    rig = rig_of(builder, CODE, {"holds": "1", "last": "2", "once": "3"}, **conf)
+    slots = [("s1", free_port()), ("s2", free_port()), ("s3", free_port())]
+    rig.assign(dict(zip(slots, ["3,9", "1", "2,8"], strict=True)))
+    for slot in slots:
+        rig.start(*slot)
+    for slot in (slots[1], slots[2], slots[1], slots[2]):
+        eventually(rig.running, what="the workers run")
+        before = len(words(rig.folder / "acked"))
+        eventually(lambda: len(words(rig.folder / "acked")) > before + 300, what="numbers are acked")  # noqa: B023
+        rig.processes[slot].terminate()
+        assert rig.processes[slot].wait(30) == 0
+        rig.start(*slot)
+    eventually(rig.running, what="the workers run")
+    (rig.folder / "enough").touch()
+    acked = rig.folder / "acked"
+    eventually(lambda: {*words(acked)} == {str(n) for n in range(1, max(map(int, words(acked))) + 1)}, what="all acks")
+    assert words(rig.folder / "letters") == []
