@@ -76,7 +76,6 @@ def check_received(tup: Any, component: str) -> None:
 class BoltRunner(Runner):
     """Runner of a bolt whose ``process`` returns quickly."""
 
-    kind = "bolt"
     _opening: StateOpening | None = None
     _gain = 1 << 15
     """Tuples emitted by one call, rounded up. It rises at once and falls by halves; unknown, it is taken as large."""

@@ -177,8 +177,6 @@ class ShellRunner(Runner):
 class ShellBoltRunner(ShellRunner):
     """Runner of a bolt that is a program."""
 
-    kind = "bolt"
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.most = int(self.conf.get("topology.shellbolt.max.pending") or 100)
@@ -318,8 +316,6 @@ class ShellBoltRunner(ShellRunner):
 
 class ShellSpoutRunner(ShellRunner, SpoutBase):
     """Runner of a spout that is a program: one command at a time, each ends with ``sync``."""
-
-    kind = "spout"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -357,7 +357,7 @@ class StateDriver:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Save the changes, then ack. If saving fails, the tuples fail and the task restarts."""
+        """Save the changes, then ack. If saving fails, the task restarts, and the tuples come again."""
         state = self.state
         rotate = self.runner.shared.now_ms() >= self._rotate_at
         if self._failed or not (state.changed or self._ids or self._unsaved() or rotate):
@@ -416,7 +416,7 @@ class StateDriver:
         self.runner.crashed = True
 
     def abandon(self) -> None:
-        """Close without a checkpoint, and fail the tuples since the last one: the task crashed."""
+        """Close without a checkpoint: the task crashed, and the tuples since the last one come again."""
         self._failed = True
         self.pending_acks.clear()
         self.log.close()

@@ -26,7 +26,6 @@ _COUNT_NANOS = 5_000_000
 class BlockingBoltRunner(ThreadMixin):
     """Runner of a bolt with ``blocking = True``."""
 
-    kind = "bolt"
     _anchors_itself = True
     _current: Tuple | None = None
     _name_values: Any = None

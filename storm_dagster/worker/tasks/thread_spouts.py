@@ -19,8 +19,6 @@ _RETIRE = object()
 class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     """Runner of a spout with ``blocking = True``."""
 
-    kind = "spout"
-
     def _prepare(self) -> None:
         super()._prepare()
         self._emit = self.make_emit()
