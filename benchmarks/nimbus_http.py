@@ -42,7 +42,7 @@ def _pss_mb(pid: int) -> float:
     raise LookupError(pid)
 
 
-def _start(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], str, int]:
+def start_nimbus(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], str, int]:
     """The process, the address of its HTTP service, the port of its Thrift service."""
     host, _, port = zookeeper.rpartition(":")
     conf = {
@@ -144,7 +144,7 @@ def report(*, quick: bool = False) -> Iterator[Row]:
         EmbeddedZooKeeper(Path(folder) / "zookeeper", durable=False) as server,
     ):
         home = Path(folder) / "home"
-        process, url, thrift_port = _start(home, server.address)
+        process, url, thrift_port = start_nimbus(home, server.address)
         try:
             with (
                 httpx.Client(base_url=url, timeout=60, trust_env=False) as http,

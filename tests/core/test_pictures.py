@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from storm_dagster.core.pictures.chart import Line, chart_picture, nice_top
+from storm_dagster.core.pictures.chart import Line, chart_picture, nice_top, trend_picture
 from storm_dagster.core.pictures.graph import DrawnComponent, DrawnEdge, graph_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,6 +29,15 @@ def test_a_line_ends_where_nothing_is_known() -> None:
 def test_a_chart_of_nothing_is_one_gap() -> None:
     svg = chart_picture([Line("rate", [])], "Rates", since=0, until=3600, interval=10)
     assert len(classed(svg, "gap")) == 1 and not classed(svg, "line0")
+
+
+def test_a_trend_is_a_line_with_gaps_and_words() -> None:
+    svg = trend_picture("..0f.8")
+    assert '<path class="line0" d="M6 16L9 1M15 8h0.1"/>' in svg
+    assert 'aria-label="last hour: at its end 53 % of the highest rate"' in svg
+    assert trend_picture("") == trend_picture("..") == ""
+    hostile = trend_picture('"><script>8' + "f" * 500)
+    assert "script" not in hostile and len(hostile) < 500
 
 
 @pytest.mark.parametrize(("most", "top"), [(0, 1), (-1, 1), (0.3, 0.5), (1, 1), (7, 10), (18_200, 20_000), (24, 25)])

@@ -126,13 +126,15 @@ def test_a_slow_bolt_is_named_by_the_page_and_by_show_and_what_feeds_it_is_not(s
 
 
 def test_the_list_asks_no_topology_master(shop: Shop) -> None:
-    def summary() -> dict[str, float]:
+    def beats() -> TaskBeats:
         raw = shop.cluster.state.get_data(paths.taskbeats(shop.rig.topology_id))
-        return decode_record(TaskBeats, raw or b"").summary
+        return decode_record(TaskBeats, raw or b"")
 
-    eventually(lambda: summary().get("rate", 0) > RATE, 60, "the summary")
-    assert len(str(summary()).replace(" ", "")) <= 128
+    eventually(lambda: beats().summary.get("rate", 0) > RATE and beats().trend, 60, "the summary")
+    found = beats()
+    assert len(str(found.summary).replace(" ", "") + found.trend) <= 128 and found.trend[-1] in "bcdef"
     eventually(lambda: float(page(shop, "/").row("shop")[2]) > RATE, 30, "the rate in the list")
+    assert 'class="trend"' in shop.get("/").text and "of the highest rate" in shop.get("/").text
     assert page(shop, "/?q=nothing").text.count("No topology has") == 1
     assert page(shop, "/?q=SHO&sort=rate").row("shop")[1] == "ACTIVE"
 

@@ -104,6 +104,26 @@ def test_three_hundred_topologies_keep_their_answers() -> None:
     assert len(asked) == 300
 
 
+def test_an_answer_may_be_shared_for_longer_the_more_it_cost() -> None:
+    asked: list[float] = []
+
+    def ask(secs: float) -> dict[str, Any]:
+        asked.append(secs)
+        until = time.thread_time() + secs
+        while time.thread_time() < until:
+            pass
+        return {"took": secs}
+
+    shared = SharedAnswers(60.0, times=1000.0)
+    for _ in range(3):
+        assert shared.get("dear", lambda: ask(0.06)) == {"took": 0.06}
+    assert asked == [0.06], "for 60 s"
+    cheap = SharedAnswers(60.0, times=0.0)
+    for _ in range(3):
+        assert cheap.get("cheap", lambda: ask(0.0)) == {"took": 0.0}
+    assert asked == [0.06, 0.0, 0.0, 0.0]
+
+
 def test_no_answer_is_asked_for_again_and_an_error_keeps_nobody_waiting() -> None:
     answers: list[Any] = [None, ValueError("broken"), {"tasks": {}}]
 

@@ -134,6 +134,24 @@ def test_an_hour_has_a_row_each_ten_seconds_and_a_day_one_each_five_minutes() ->
     assert len(json.dumps(hour)) < 64_000
 
 
+def test_the_trend_of_an_hour_is_thirty_characters_relative_to_its_highest_rate() -> None:
+    assert TopologyHistory().trend() == ""
+    assert filled(2 * 3600).trend() == "f" * 30
+    # Two minutes of the double rate, then nothing for six, then the former rate.
+    history, number, at = TopologyHistory(), 0, 0.0
+    for secs, rate in ((120, 200), (360, None), (120, 100)):
+        for _ in range(0, secs, 10):
+            at += 10.0
+            if rate is not None:
+                number += 10 * rate
+                history.receive("s:1", report(at, number / at), at)
+                history.advance(at, 1_699_999_990.0 + at, {"lines"})
+    assert 1_700_000_000 % 120 == 80
+    trend = history.trend()
+    assert len(trend) == 30 and trend.startswith("." * 24) and trend.strip(".")[0] in "ef", trend
+    assert trend[-1] in "789" and ".." in trend.strip("."), trend
+
+
 def test_time_in_which_nothing_was_heard_is_a_gap() -> None:
     history = filled(100)
     history.advance(100.0, 1_700_000_500.0, {"lines"})

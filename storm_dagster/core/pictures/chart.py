@@ -10,13 +10,14 @@ from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
 from storm_dagster.core.pictures.svg import FONT, clean
-from storm_dagster.model.amounts import compact
+from storm_dagster.model.amounts import compact, percent
 
 _WIDTH, _HEIGHT = 460, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
 _COLORS = ("#1f6fb8", "#9a5b00", "#b3261e", "#2e7d4f")
 _DASHES = ("", ' stroke-dasharray="7 3"', ' stroke-dasharray="2 3"', ' stroke-dasharray="9 3 2 3"')
 """Lines differ without their colors, too."""
+_LEVELS = "0123456789abcdef"
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,26 @@ def chart_picture(lines: Sequence[Line], title: str, *, since: float, until: flo
         words = f"{datetime.fromtimestamp(at, timezone.utc):%H:%M}"
         body.append(_label(place(at, 0)[0], _HEIGHT - 6, words, ("start", "middle", "middle", "end")[number]))
     for number, line in enumerate(lines):
-        for part in _joined(line.points, 2.5 * interval):
-            way = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(at, value) for at, value in part))
-            body.append(
-                f'<path class="line{number % 4}" d="M{way}{"h0.1" if len(part) == 1 else ""}" fill="none" '
-                f'stroke="{_COLORS[number % 4]}" stroke-width="1.8" stroke-linejoin="round"{_DASHES[number % 4]}/>'
-            )
+        body += [
+            f'<path class="line{number % 4}" d="{_way([place(*one) for one in part])}" fill="none" '
+            f'stroke="{_COLORS[number % 4]}" stroke-width="1.8" stroke-linejoin="round"{_DASHES[number % 4]}/>'
+            for part in _joined(line.points, 2.5 * interval)
+        ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="{FONT}" '
         f'role="img" aria-label={quoteattr(clean(title))}>{"".join(body)}</svg>'
     )
+
+
+def trend_picture(trend: str) -> str:
+    """A line without axes, of the characters of ``TaskBeats.trend``; its colors come from the page. Empty without any."""
+    points = [(3.0 * at, 16.0 - int(one, 16) if one in _LEVELS else None) for at, one in enumerate(trend[:30])]
+    parts = _joined(points, 3)
+    if not parts:
+        return ""
+    words = f"last hour: at its end {percent((16 - parts[-1][-1][1]) / 15)} of the highest rate"
+    way = "".join(_way(part, 0) for part in parts)
+    return f'<svg class="trend" width="90" height="18" role="img" aria-label="{words}"><path class="line0" d="{way}"/></svg>'
 
 
 def key_picture(number: int) -> str:
@@ -97,6 +108,11 @@ def _joined(points: Iterable[tuple[float, float | None]], most: float) -> list[l
         parts[-1].append((at, value))
         last = at
     return parts
+
+
+def _way(points: Sequence[tuple[float, float]], digits: int = 1) -> str:
+    """The path through the points; one alone is a dot."""
+    return "M" + "L".join(f"{x:.{digits}f} {y:.{digits}f}" for x, y in points) + ("h0.1" if len(points) == 1 else "")
 
 
 def _label(x: float, y: float, text: str, anchor: str) -> str:

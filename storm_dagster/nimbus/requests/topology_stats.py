@@ -23,7 +23,6 @@ Ask = Callable[[], Mapping[str, Any] | None]
 _ANSWER_SECS = 1.0
 _LEFT_ALONE_SECS = 2.0
 """A topology master that did not answer is left alone for this long, so that pages do not wait for it each time."""
-_OLDEST_SECS = 60.0
 _LONGEST_WAIT_SECS = 10.0
 """For a request of somebody else, which may have to wait for a thread."""
 
@@ -69,14 +68,16 @@ class TopologyStats:
 class SharedAnswers:
     """The newest answer for each key, at most ``secs`` old; whoever asks meanwhile waits for the same request.
 
-    However many keys there are, none drops the answer of another: what nobody has asked for during a minute goes.
+    However many keys there are, none drops the answer of another: what is older than ``oldest_secs`` goes. With
+    ``times`` an answer is only fresh for so many times the processor time that its own thread took for it.
     """
 
-    def __init__(self, secs: float) -> None:
-        self._secs = secs
+    def __init__(self, secs: float, times: float | None = None, oldest_secs: float = 60.0) -> None:
+        self._secs, self._times, self._oldest_secs = secs, times, oldest_secs
         self._lock = threading.Lock()
         self._asked: dict[Hashable, Future[Mapping[str, Any] | None]] = {}
-        self._known: dict[Hashable, tuple[float, Mapping[str, Any]]] = {}
+        self._known: dict[Hashable, tuple[float, float, Mapping[str, Any]]] = {}
+        """When it came, for how long it is fresh, and the answer."""
 
     def get(self, key: Hashable, ask: Ask) -> Mapping[str, Any] | None:
         """The answer, asked for in the caller's thread if nobody waits for it yet; ``None`` without one in time."""
@@ -103,26 +104,27 @@ class SharedAnswers:
         except TimeoutError:
             pass
         with self._lock:
-            at, answer = self._known.get(key, (0.0, None))
+            at, _, answer = self._known.get(key, (0.0, 0.0, None))
         return answer, time.monotonic() - at
 
     def _begin(self, key: Hashable) -> tuple[Future[Mapping[str, Any] | None], bool]:
         with self._lock:
             now = time.monotonic()
-            at, answer = self._known.get(key, (0.0, None))
+            at, fresh_secs, answer = self._known.get(key, (0.0, 0.0, None))
             future = self._asked.get(key)
-            if answer is not None and now - at < self._secs:
+            if answer is not None and now - at < fresh_secs:
                 future = Future()
                 future.set_result(answer)
                 return future, False
             if future is not None:
                 return future, False
-            self._known = {one: known for one, known in self._known.items() if now - known[0] < _OLDEST_SECS}
+            self._known = {one: known for one, known in self._known.items() if now - known[0] < self._oldest_secs}
             future = self._asked[key] = Future()
             return future, True
 
     def _finish(self, key: Hashable, ask: Ask, future: Future[Mapping[str, Any] | None]) -> None:
         answer: Mapping[str, Any] | None = None
+        began = time.thread_time()
         try:
             answer = ask()
         finally:
@@ -130,5 +132,6 @@ class SharedAnswers:
                 # No answer is not kept: a topology that is just starting is asked again at once.
                 del self._asked[key]
                 if answer is not None:
-                    self._known[key] = (time.monotonic(), answer)
+                    longest = self._secs if self._times is None else self._times * (time.thread_time() - began)
+                    self._known[key] = (time.monotonic(), min(self._secs, longest), answer)
             future.set_result(answer)

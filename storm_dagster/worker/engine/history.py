@@ -158,6 +158,16 @@ class TopologyHistory:
         chosen = ("rate", "failed", "p95_ms", "capacity", "lag")
         return {name: newest[name] for name in chosen if newest.get(name) is not None}
 
+    def trend(self) -> str:
+        """The rates of the last hour as :class:`TaskBeats` has them; any thread."""
+        by_age: dict[int, list[float]] = {}
+        rows = list(self._rows.get(("", False), ()))
+        for at, rate, *_ in rows:
+            by_age.setdefault(rows[-1][0] // 120 - at // 120, []).append(rate)
+        means = [sum(found) / len(found) if (found := by_age.get(age)) else None for age in reversed(range(30))]
+        most = max((mean for mean in means if mean), default=1.0)
+        return "".join("." if mean is None else f"{round(15 * mean / most):x}" for mean in means) if rows else ""
+
     def _lag_rate(self, component: str) -> float | None:
         """By how much the lag grew per second in the last minute; ``None`` when that is not known."""
         lag = 1 + COLUMNS.index("lag")

@@ -142,6 +142,7 @@ class TopologyMasterTable:
             dead=encode_ranges(dead & known),
             version=version,
             summary=self.history.summary(),
+            trend=self.history.trend(),
         )
 
     def metric_names(self) -> list[str]:

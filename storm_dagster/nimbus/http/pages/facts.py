@@ -12,7 +12,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
-from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture
+from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, trend_picture
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.http.query import query_flag, query_text, query_word
@@ -67,10 +67,11 @@ class PageFacts:
         beats = {one.id: one.beats for one in self._reader.view().topologies.values()}
         rows = []
         for row in self._reader.list_topologies()["topologies"]:
-            known = beats.get(row["id"])
-            summary = known.summary if known is not None and row["status"] == "ACTIVE" else {}
+            known = beats.get(row["id"]) if row["status"] == "ACTIVE" else None
+            summary, trend = (known.summary, known.trend) if known is not None else ({}, "")
             figures = {key: summary.get(key) for key in ("rate", "failed", "p95_ms", "capacity", "lag")}
-            rows.append({**row, **figures, "link": f"/topologies/{quote(row['name'], safe='')}"})
+            picture, link = Markup(trend_picture(trend)), f"/topologies/{quote(row['name'], safe='')}"
+            rows.append({**row, **figures, "trend": picture, "link": link})
         rows = [row for row in rows if wanted.lower() in row["name"].lower()]
         if sort != "name":
             rows.sort(key=lambda row: -(row[sort] if row[sort] is not None else -1.0))
