@@ -108,7 +108,7 @@ def main() -> None:
         "--only",
         choices=[
             "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
-            "submission", "start", "peers",
+            "submission", "start", "peers", "pages",
         ],
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
@@ -122,6 +122,14 @@ def main() -> None:
         from peers import report as peers_report
 
         peers_report(quick=options.quick, markdown=options.markdown)
+        return
+    if options.only == "pages":
+        # Only if it is asked for: it needs a Chromium.
+        from pages import report as pages_report
+
+        print("| metric | reference | ours |\n|---|---|---|", flush=True)
+        for metric, reference, ours in pages_report(quick=options.quick):
+            row(metric, reference, ours)
         return
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
     if options.only != "dataplane":

@@ -54,7 +54,7 @@ def chart_picture(lines: Sequence[Line], title: str, *, since: float, until: flo
         body.append(_label(_LEFT - 6, y + 4, compact(top * share), "end"))
     for number in range(4):
         at = since + span * number / 3
-        words = f"{datetime.fromtimestamp(at, timezone.utc):%H:%M}"
+        words = f"{datetime.fromtimestamp(at, timezone.utc):{'%H:%M' if span >= 600 else '%H:%M:%S'}}"
         body.append(_label(place(at, 0)[0], _HEIGHT - 6, words, ("start", "middle", "middle", "end")[number]))
     for number, line in enumerate(lines):
         body += [
