@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.exports import lazy_names
 
@@ -82,4 +83,6 @@ _PUBLIC = {
     "tuples": "Tuple is_tick",
     "windows": "TupleWindow Window WindowedBolt",
 }
+__getattr__: Callable[[str], Any]
+__dir__: Callable[[], list[str]]
 __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
