@@ -6,13 +6,14 @@ One cluster, one topology; the tests come in the order of its life, and each fin
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
@@ -60,6 +61,14 @@ def cluster(browser: object, shared_cluster: LocalCluster) -> LocalCluster:
 @pytest.fixture
 def ui(open_pages: Callable[[str], DagsterPages], cluster: LocalCluster) -> DagsterPages:
     return open_pages(cluster.endpoints.dagster.url)
+
+
+def _timeline(ui: DagsterPages, cluster: LocalCluster) -> Locator:
+    """What happened to the topology, on the page of the leader."""
+    with cluster.nimbus() as nimbus:
+        leader = nimbus.get("/healthz")["leader_http"]
+    ui.page.goto(f"{leader}/topologies/{NAME}")
+    return ui.page.get_by_role("region", name="What happened")
 
 
 def test_a_topology_is_submitted_from_the_launchpad(ui: DagsterPages, cluster: LocalCluster) -> None:
@@ -133,6 +142,14 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster
     document = cluster.wait_running(NAME, 90)
     assert {task["node"] for task in document["tasks"]} == {w["node"] for w in document["workers"]}
     assert lost not in {task["node"] for task in document["tasks"]}
+    run = row.get_by_role("link").first.get_attribute("href")
+    assert run is not None and "/runs/" in run
+    # The page of nimbus says the same: why, how long it was silent, and by which run.
+    healed = _timeline(ui, cluster).get_by_role("row").filter(has_text="healed")
+    expect(healed).to_have_count(1)
+    expect(healed).to_contain_text("tasks moved")
+    expect(healed).to_contain_text("silent for")
+    expect(healed.get_by_role("link")).to_have_attribute("href", re.compile(f"/runs/{run.rsplit('/', 1)[1]}"))
 
 
 @pytest.mark.browser

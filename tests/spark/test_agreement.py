@@ -51,7 +51,7 @@ def test_many_topologies_in_several_partitions(session: SparkSession) -> None:
         "spouts": {"lines": 3},
         "workers": 4,
     }
-    topologies = tuple(small_topology(f"t{number:04d}", **shape) for number in range(600))
+    topologies = tuple(small_topology(f"t{number:04d}", **shape) for number in range(300))
     supervisors = tuple(supervisor(number, range(6900, 6920)) for number in range(125))
     batch = PlacementBatch(supervisors=supervisors, topologies=topologies)
     result = plan_with_spark(session, batch)

@@ -30,7 +30,7 @@ from storm_dagster.spark.planner import (
     plan_on_cluster,
 )
 from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
-from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster, warm_up
+from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.spark_server import SparkServer
@@ -153,12 +153,16 @@ def test_the_conf_names_no_spark() -> None:
 @pytest.mark.spark
 @pytest.mark.zookeeper
 @pytest.mark.timeout(300)
-def test_a_closed_session_is_replaced_once(
+def test_a_session_is_the_planners_alone_and_replaced_once_when_it_is_closed(
     spark_remote: str, ids: ClusterSessionIds, zk_connect: Callable[..., object]
 ) -> None:
     planner = ConnectPlanner(spark_remote, ids)
     first = planner(WARM_BATCH)
     assert first.placements == plan_placement(WARM_BATCH).placements
+    # It is nobody else's default, and the next plan finds it open.
+    assert SparkSession.getActiveSession() is None
+    assert first.session_secs > 0
+    assert planner(WARM_BATCH).session_secs < first.session_secs
     kept = ids.read()
     assert kept is not None
     # Somebody, or its age, ends the session on the server.
@@ -171,17 +175,6 @@ def test_a_closed_session_is_replaced_once(
     # A process that starts now finds the old id replaced already.
     assert ConnectPlanner(spark_remote, ids)(WARM_BATCH).placements == first.placements
     assert ids.read() == fresh
-    planner.close(release=True)
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_the_session_is_nobody_elses_default(spark_remote: str) -> None:
-    planner = ConnectPlanner(spark_remote, FixedSessionIds(str(uuid.uuid4())))
-    result = planner(WARM_BATCH)
-    assert SparkSession.getActiveSession() is None
-    assert result.session_secs > 0
-    assert planner(WARM_BATCH).session_secs < result.session_secs
     planner.close(release=True)
 
 
@@ -239,7 +232,6 @@ def test_the_session_of_a_cluster_is_warmed_once_and_kept(spark_remote: str, zk_
     kept = ClusterSessionIds(zk_state).read()
     assert plan_on_cluster(conf, cluster, WARM_BATCH).planner == "pyspark"
     assert ClusterSessionIds(zk_state).read() == kept
-    warm_up(spark_remote)
 
 
 @pytest.mark.spark
