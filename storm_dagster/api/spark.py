@@ -82,6 +82,8 @@ class SparkSpout(Spout):
         """Whether rows of the query become tuples."""
         self._query: Any = None
         self._session: Any = None
+        self._version = ""
+        """Of the Spark that ran the query last."""
         self._retry_at = 0.0
         self._check_at = 0.0
         self._pause = 1.0
@@ -247,10 +249,12 @@ class SparkSpout(Spout):
                     self._bound().count_batch(int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6))
 
     def _typed(self, error: Exception) -> StormDagsterError:
-        return query_error(error, self._what, self.checkpoint, getattr(self._session, "version", ""))
+        return query_error(error, self._what, self.checkpoint, self._version)
 
     def _start_query(self) -> Any:
         session = self._session = worker_session(self._conf, self._archive, self._code)
+        # Asked now: a session that is lost answers no more.
+        self._version = session.version
         running = [query for query in session.streams.active if query.name == self._query_name]
         if running and not self._emits:
             self._checkpoint_owner.take(session)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,22 @@ def test_the_list_leads_to_a_topology(visit: Open) -> None:
     expect(page.get_by_role("heading", name="shop", exact=True)).to_be_visible()
     page.get_by_role("link", name="Placement").click()
     expect(page.get_by_role("heading", name="Placement of shop")).to_be_visible()
+
+
+@pytest.mark.long  # five minutes pass
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("scheme", ["light"], indirect=True)
+def test_a_page_that_is_opened_after_five_minutes_shows_them(visit: Open, shop: Shop) -> None:
+    time.sleep(max(0.0, shop.rig.launched + 60 + 330 - time.time()))
+    page = visit("/topologies/shop")
+    page.locator("#chart1 summary").click()
+    rows = page.locator("#chart1 tbody tr").all_inner_texts()
+    times = [datetime.strptime(row.split()[0], "%H:%M:%S") for row in rows]
+    shown = (times[0] - times[-1]).seconds
+    assert shown >= 280, rows
+    rates = [float(row.split()[1]) for row in rows[:-1]]
+    assert all(rate > 0 for rate in rates), rows
+    assert page.locator("svg.chart .gap").count() == 0
 
 
 def test_the_first_picture_of_the_readme(

@@ -84,6 +84,22 @@ def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
     assert not again._collector.errors
 
 
+def test_a_session_that_ends_under_its_query_is_named_and_the_query_goes_on_in_another(
+    example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any]
+) -> None:
+    spec = spec_of(example, lines, tmp_path / "out")
+    spout = start(SparkSpout, "lines", spec.spouts["lines"].object.args, spec, conf)
+    first = take(spout, 200)
+    ended = spout._session
+    ended.client.release_session()
+    # Its batch was not acked: the next query begins with it.
+    again = take(spout, 200)
+    assert Counter(values[0] for _, values in again) == Counter(values[0] for _, values in first)
+    assert spout._session is not ended
+    assert any("Spark is out of reach" in str(error) for error in spout._collector.errors), spout._collector.errors
+    spout.close()
+
+
 def test_micro_batches_are_dataframes_and_are_acked_after_the_function(
     example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any], spark_server: Any
 ) -> None:
