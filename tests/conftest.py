@@ -23,8 +23,9 @@ from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 pytest_plugins = ["work_order", "shared_cluster", "shared_spark", "leftover_processes", "interrupts", "root_logger"]
 
-# A JVM of a test lives for minutes: what its optimizing compiler would do costs more than it brings.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# A JVM of a test lives for minutes: what its optimizing compiler and a second thread of its collector would do costs more
+# than it brings.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # `make test` draws the same examples each time, so that it passes or fails for the code alone; `make fuzz` searches at
 # random, keeps what failed in .hypothesis, and prints how to repeat it. Neither measures time: the machine is busy.
