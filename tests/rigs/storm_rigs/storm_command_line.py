@@ -20,7 +20,9 @@ _NEEDS = (
     "commons-cli:commons-cli:1.5.0",
     "com.google.guava:guava:33.0.0-jre",
 )
-_DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+_DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>"
+# The command line alone: Storm's Clojure needs jars that Maven Central lacks.
+_ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
 
 def storm_home() -> Path:
@@ -33,7 +35,7 @@ def storm_home() -> Path:
     if maven is None:
         pytest.skip("Maven is not installed: install maven")
     home.mkdir(parents=True, exist_ok=True)
-    needs = "".join(_DEPENDENCY.format(*each.split(":")) for each in _NEEDS)
+    needs = "".join(_DEPENDENCY.format(*each.split(":"), _ALONE if "storm-core" in each else "") for each in _NEEDS)
     pom = home / "client.xml"
     pom.write_text(
         "<project><modelVersion>4.0.0</modelVersion><groupId>local</groupId><artifactId>client</artifactId>"
