@@ -37,6 +37,8 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self.open: dict[int, tuple[str, Undo]] = {}
         """Faults that are not mended yet."""
+        self.over = False
+        """Nothing fails any more."""
         self._number = 0
         self.log: list[str] = []
 
@@ -51,11 +53,14 @@ class Faults:
     def happened(self, kind: str, secs: float, undo: Undo) -> None:
         """Count a fault, and mend it after ``secs``."""
         self.counts[kind] += 1
-        self._number += 1
-        number = self._number
         self.log.append(f"{self.cluster.kernel.now:.2f} {kind} for {secs:.1f} s: {self._what}")
-        self.open[number] = (kind, undo)
-        self.cluster.kernel.after(secs, self._mend, number)
+        self.mend_after(secs, kind, undo)
+
+    def mend_after(self, secs: float, kind: str, undo: Undo) -> None:
+        """Mend it then, or when all is mended."""
+        self._number += 1
+        self.open[self._number] = (kind, undo)
+        self.cluster.kernel.after(secs, self._mend, self._number)
 
     def inject_one_of(self, kinds: Sequence[str], secs: float) -> None:
         """One of several kinds: the first by chance that has something to hit now."""
@@ -71,8 +76,11 @@ class Faults:
             found[1]()
 
     def mend_all(self) -> None:
-        for number in list(self.open):
-            self._mend(number)
+        """Mend everything now; what was about to fail does not any more."""
+        self.over = True
+        self.cluster.dagster.next_run = None
+        while self.open:
+            self._mend(next(iter(self.open)))
 
     # -- choosing --------------------------------------------------------------------------------------------------
 
@@ -139,7 +147,7 @@ def _hit_run(kind: str, hit: Callable[[Process], Undo]) -> None:
     """A run of Dagster: that of a command, or the next one that heals, which is over soon."""
 
     def strike(faults: Faults, process: Process) -> None:
-        if process.runs:
+        if process.runs and not faults.over:
             faults.happened(kind, faults.rng.choice((0.3, 3.0, 15.0)), hit(process))
 
     def one(faults: Faults) -> Undo | None:
@@ -196,12 +204,12 @@ def _hung_and_cut(faults: Faults) -> Undo | None:
     def mend() -> None:
         cluster.links.mend(host.name)
         cluster.links.slow[host.name] = faults.rng.choice((0.02, 0.5, 2.0))
-        cluster.kernel.after(6.0, cluster.links.slow.pop, host.name, None)
+        faults.mend_after(6.0, "slow link", lambda: cluster.links.slow.pop(host.name, None))
         for resume in resumes:
-            cluster.kernel.after(4.0 * faults.rng.random(), resume)
+            faults.mend_after(4.0 * faults.rng.random(), "worker hangs", resume)
 
     # Mostly long enough for another worker to have the tasks by then.
-    return lambda: cluster.kernel.after(faults.rng.choice((0.0, 8.0, 12.0)), mend)
+    return lambda: faults.mend_after(faults.rng.choice((0.0, 8.0, 12.0)), "workers hang, cut off", mend)
 
 
 @fault("leader killed", "processes")
