@@ -5,6 +5,9 @@ and has not fired. Before anything is served, the events that had arrived are pr
 here is at least as new as what it read from ZooKeeper before (the server sends the event of a change before any
 answer that already knows of it). A connection that is interrupted empties the memory level, for its watches may
 be gone; the values on disk are then proved by their modification id, without being transferred again.
+
+That a node is absent is known from the watched list of its folder. A watch on the node itself would wait for ever: ids
+of topologies do not come back.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import re
 import sqlite3
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,8 +27,9 @@ import msgspec
 
 from storm_dagster.model.records import decode_record
 from storm_dagster.model.view import ClusterView, Versioned
-from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState, parent_of
 from storm_dagster.zk.disk_cache import DiskCache
+from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, DATA_CHANGED
 from storm_dagster.zk.view_loading import load_view
 
 _log = logging.getLogger(__name__)
@@ -70,6 +75,8 @@ class CachedReads(ZooKeeperClusterState):
         self._memory: OrderedDict[str, _Value] = OrderedDict()
         self._bytes = 0
         self._lists: dict[str, list[str] | None] = {}
+        # Folder -> nodes whose absence its list proves.
+        self._absent: dict[str, set[str]] = {}
         # Nodes whose armed watch has been silent, and the modification id of the value it watches.
         self._sure: dict[str, int] = {}
         # Rises with each event of a node, and with each interruption: what was asked for before proves nothing.
@@ -103,7 +110,10 @@ class CachedReads(ZooKeeperClusterState):
     def _on_change(self, kind: str, path: str) -> None:
         with self._guard:
             self._changes[path] = self._changes.get(path, 0) + 1
-            self._drop(path)
+            if kind != CHILDREN_CHANGED:
+                self._drop_value(path)
+            if kind != DATA_CHANGED:
+                self._drop_list(path)
             crowded = len(self._changes) > _MOST_CHANGES
         if crowded:
             self._on_interruption("CROWDED")
@@ -117,15 +127,22 @@ class CachedReads(ZooKeeperClusterState):
             self._memory.clear()
             self._bytes = 0
             self._lists.clear()
+            self._absent.clear()
             self._sure.clear()
             self._changes.clear()
 
-    def _drop(self, path: str) -> None:
-        if path in self._sure or path in self._lists:
+    def _drop_value(self, path: str) -> None:
+        if self._sure.pop(path, None) is not None:
             self.metrics.invalidated += 1
-        self._sure.pop(path, None)
-        self._lists.pop(path, None)
         self._forget(path)
+
+    def _drop_list(self, path: str) -> None:
+        if path in self._lists:
+            self.metrics.invalidated += 1
+            del self._lists[path]
+        for absent in self._absent.pop(path, ()):
+            self._drop_value(absent)
+            self._drop_list(absent)
 
     def _forget(self, path: str) -> None:
         value = self._memory.pop(path, None)
@@ -184,6 +201,7 @@ class CachedReads(ZooKeeperClusterState):
                 proven[path] = kept[path]
         rest = [path for path in wanted if path not in proven]
         read = dict(zip(rest, super().get_many(rest, True), strict=True))
+        self._list_folders(path for path, value in read.items() if value is None)
         with self._guard:
             self.metrics.disk += len(proven)
             self.metrics.zookeeper += len(read)
@@ -201,7 +219,7 @@ class CachedReads(ZooKeeperClusterState):
     def _keep(self, found: dict[str, _Value], stamps: dict[str, tuple[int, int]]) -> None:
         with self._guard:
             for path, value in found.items():
-                if self._stamp(path) != stamps[path]:
+                if self._stamp(path) != stamps[path] or (value is None and not self._is_absent(path)):
                     continue
                 self._forget(path)
                 self._memory[path] = value
@@ -218,18 +236,51 @@ class CachedReads(ZooKeeperClusterState):
         if watch or not mine:
             return super().find_children_many(many, watch)
         self._drain_events()
-        with self._guard:
-            known = {path: self._lists[path] for path in mine if path in self._lists}
-            self.metrics.memory += len(known)
-            stamps = {path: self._stamp(path) for path in mine if path not in known}
         plain = [path for path in many if path not in mine]
-        read = dict(zip(plain, super().find_children_many(plain), strict=True))
-        lists = dict(zip(stamps, super().find_children_many([*stamps], True), strict=True))
+        found = dict(zip(plain, super().find_children_many(plain), strict=True))
+        known, read = self._find_lists(mine)
         with self._guard:
-            self.metrics.zookeeper += len(lists)
-            self._lists.update((path, names) for path, names in lists.items() if self._stamp(path) == stamps[path])
-        found = {**read, **known, **lists}
+            self.metrics.memory += len(known)
+            self.metrics.zookeeper += len(read)
+        found.update({**known, **read})
         return [found[path] for path in many]
+
+    def _find_lists(self, wanted: Iterable[str]) -> tuple[dict[str, list[str] | None], dict[str, list[str] | None]]:
+        """Lists that were known, and those that were read."""
+        with self._guard:
+            known = {path: self._lists[path] for path in wanted if path in self._lists}
+            stamps = {path: self._stamp(path) for path in wanted if path not in known}
+        read = dict(zip(stamps, super().find_children_many([*stamps], True), strict=True))
+        self._list_folders(path for path, names in read.items() if names is None)
+        with self._guard:
+            for path, names in read.items():
+                if self._stamp(path) == stamps[path] and (names is not None or self._is_absent(path)):
+                    self._lists[path] = names
+        return known, read
+
+    # -- absent nodes -----------------------------------------------------------------------------------
+
+    def _awaits(self, path: str) -> bool:
+        """Those of the first level come, and they are few."""
+        return parent_of(path) == "/"
+
+    def _list_folders(self, absent: Iterable[str]) -> None:
+        """Read the lists that prove the absence of these nodes from now on."""
+        folders = {parent_of(path) for path in absent if not self._awaits(path)}
+        if folders:
+            self._find_lists(folders)
+
+    def _is_absent(self, path: str) -> bool:
+        """Whether a watch will tell when the missing node comes; it is noted where."""
+        if self._awaits(path):
+            return True
+        folder, _, name = path.rpartition("/")
+        names = self._lists.get(folder, [name]) or []
+        at = bisect_left(names, name)
+        if names[at : at + 1] == [name]:
+            return False
+        self._absent.setdefault(folder, set()).add(path)
+        return True
 
     # -- the disk level ---------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class ZooKeeperClusterState(ClusterState):
         return [None if answer is None else sorted(answer) for answer in answers]
 
     def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any) -> list[Any]:
-        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch.
+        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch if it is awaited.
 
         ``closed`` is the answer for a node that a worker has made and closed: it must not hide those of others.
         """
@@ -159,8 +159,8 @@ class ZooKeeperClusterState(ClusterState):
                     raise answer
                 else:
                     answers[index] = answer
-            missing = [index for index in wanted if answers[index] is None]
-            if not watch or not missing:
+            missing = [index for index in wanted if answers[index] is None and watch and self._awaits(many[index])]
+            if not missing:
                 return answers
             stats = self.session.pipeline([self._exists_watched(fulls[i]) for i in missing], what)
             for stat in stats:
@@ -171,6 +171,10 @@ class ZooKeeperClusterState(ClusterState):
             if not wanted:
                 return answers
         raise conflict(f"{many[wanted[0]]} appears and vanishes all the time: read again", many[wanted[0]])
+
+    def _awaits(self, path: str) -> bool:
+        """Whether a watch on a missing node waits until it is there."""
+        return True
 
     def _exists_watched(self, full: str) -> Callable[[Any], Any]:
         return lambda client: client.exists_async(full, watch=self._watcher)

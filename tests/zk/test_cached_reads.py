@@ -15,6 +15,7 @@ from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import SqliteCache, open_disk_cache
 from storm_dagster.zk.session import ZkSession
+from storm_rigs.request_counts import server_metrics
 
 pytestmark = pytest.mark.zookeeper
 TASKS, BASE, BEATS = "/tasks/wc-1-1", "/topology/wc-1-1", "/taskbeats/wc-1-1"
@@ -122,6 +123,37 @@ def test_lists_of_workers_come_from_memory_until_they_change(reads: CachedReads,
     other.create_node(f"{folder}/s1-6901", b"b")
     reads.sync_path(folder)
     assert reads.find_children_many([folder]) == [["s1-6900", "s1-6901"]]
+
+
+def test_no_watch_waits_for_what_does_not_come_back(
+    reads: CachedReads, other: ZooKeeperClusterState, zookeeper_server: str
+) -> None:
+    """Between a list and the read of its nodes, topologies are removed: their ids never come again."""
+    for first in (paths.TOPOLOGY, paths.TASKS, paths.ASSIGNMENTS, paths.WORKERS):
+        other.create_node(first)
+
+    def read(number: int) -> list[object]:
+        topology_id = f"wc-{number}-1"
+        nodes = [f"{first}/{topology_id}" for first in (paths.TOPOLOGY, paths.TASKS, paths.ASSIGNMENTS)]
+        values = reads.get_many([*nodes, f"{paths.WORKERS}/{topology_id}/s1-6900"])
+        return [*values, *reads.find_children_many([paths.workers(topology_id), paths.gray_upgrade(topology_id)])]
+
+    assert read(0) == [None] * 6
+    before = server_metrics(zookeeper_server)["zk_watch_count"]
+    for number in range(1, 50):
+        assert read(number) == [None] * 6
+    assert server_metrics(zookeeper_server)["zk_watch_count"] == before
+    asked = reads.metrics.zookeeper
+    assert read(7) == [None] * 6
+    assert reads.metrics.zookeeper == asked, "absence is known"
+    other.create_node("/workers/wc-7-1/s1-6900", b"worker")
+    other.create_node("/tasks/wc-7-1", b"tasks")
+    reads.sync_path("/tasks")
+    assert [found and found[0] for found in reads.get_many(["/tasks/wc-7-1", "/workers/wc-7-1/s1-6900"])] == [
+        b"tasks",
+        b"worker",
+    ]
+    assert reads.find_children("/workers/wc-7-1") == ["s1-6900"]
 
 
 def test_what_changes_all_the_time_is_not_kept(reads: CachedReads, other: ZooKeeperClusterState) -> None:
