@@ -14,7 +14,7 @@ from storm_dagster.defs.healing.heartbeat_sensor import _Watch
 from storm_dagster.model import paths
 from storm_dagster.model.records import Assignment, encode_record
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
-from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live import cleaner, lifecycle
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.assignment_changes import append_change
@@ -245,3 +245,15 @@ def test_plans_of_many_topologies_read_the_cluster_once(costs: Costs) -> None:
     for number in range(6):
         rebalance(ctx, f"t{number}", dry_run=True, view=view)
     assert costs.counts.reads([world.cluster.session]) <= 6, "the epoch"
+
+
+def test_looking_for_garbage_reads_lists_and_no_topology(costs: Costs) -> None:
+    world, found = costs.world, set()
+    world.supervisor("s1", tuple(range(6900, 6920)))
+    for topologies in (2, 8):
+        for number in range(len(world.cluster.active_storms()), topologies):
+            world.run_workers(world.submit(f"t{number}", conf=ONE_WORKER))
+        costs.counts.reset()
+        cleaner.survey(world.context(), boot_now=0.0)
+        found.add(costs.counts.reads([world.cluster.session]))
+    assert len(found) == 1, "it grew with topologies"

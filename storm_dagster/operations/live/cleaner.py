@@ -61,7 +61,7 @@ class Inventory:
     versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Topology id -> the versions of its code that its assignment and its upgrade name."""
     busy_workers: tuple[str, ...] = ()
-    """Topology ids that still have live workers: their nodes are not touched."""
+    """Ids without a topology that still have live workers: their nodes are not touched."""
 
 
 def find_garbage(
@@ -158,9 +158,6 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
     blobs = tuple(ctx.blobs.keys())
     state = ctx.cluster.state
     nodes = {parent: tuple(state.find_children(parent) or ()) for parent in _PER_TOPOLOGY}
-    busy = tuple(
-        topology_id for topology_id in nodes[paths.WORKERS] if state.find_children(f"{paths.WORKERS}/{topology_id}")
-    )
     newest: dict[str, str] = {}
     handles: dict[str, str] = {}
     for key in blobs:
@@ -172,16 +169,19 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
             if handle:
                 handles[token] = handle
     tokens, damaged = read_tokens(ctx)
+    topologies = tuple(state.find_children(paths.TOPOLOGY) or ())
+    gone = sorted({*nodes[paths.WORKERS]} - {*topologies})
+    workers = state.find_children_many([paths.workers(each) for each in gone])
     return Inventory(
         blobs=blobs,
         nodes=nodes,
         tokens=tokens,
         damaged_tokens=tuple(damaged),
-        topologies=tuple(state.find_children(paths.TOPOLOGY) or ()),
+        topologies=topologies,
         handles=handles,
         newest=newest,
         versions=_versions(ctx, blobs),
-        busy_workers=busy,
+        busy_workers=tuple(each for each, found in zip(gone, workers, strict=True) if found),
     )
 
 
@@ -240,7 +240,7 @@ def clean(
     """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next time.
 
     Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given. Refuses with
-    :class:`Unavailable` when the cluster's root is empty or another one's (``load_view`` checks it).
+    :class:`Unavailable` when the cluster's root is empty, :class:`Conflict` when it is another one's.
     """
     epoch = ctx.current_epoch()
     now = ctx.monotonic() if boot_now is None else boot_now
@@ -268,7 +268,7 @@ def survey(
     upload_secs: float | None = None,
 ) -> tuple[CleanResult, dict[str, float]]:
     """What :func:`clean` would remove now, and the memory for the next time; nothing is changed."""
-    ctx.cluster.load_view()  # Refuses an empty root, and another cluster's.
+    ctx.cluster.check_cluster_id()
     age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
     return find_garbage(
         take_inventory(ctx),
