@@ -45,7 +45,8 @@ _RARELY_CHANGING_LISTS = re.compile(
 _MOST_BYTES = 32 << 20
 _MOST_CHANGES = 100_000
 _MOST_DECODED = 50_000
-_BARRIER_SECS = 1.0
+# Much longer than a starved process takes: whoever reads everything again because it is slow, stays slow.
+_BARRIER_SECS = 10.0
 
 _Value = tuple[bytes, Versioned] | None
 

@@ -121,19 +121,28 @@ class ZooKeeperClusterState(ClusterState):
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
         watcher = self._watch(watch)
-        answers: list[Any] | None = None
-        if not watch and len(many) > 1:
-            # One node that a worker has closed fails the whole request: then they are read one by one.
-            with contextlib.suppress(InvalidRequest):
-                answers = self.session.read_nodes([self.session.full(path) for path in many], f"a read of {many[0]}")
+        answers = None if watch else self._read_at_once(many, children=False)
         if answers is None:
             answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch, _CLOSED)
         return [None if answer is None else (answer[0], _versioned(answer[1])) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
         watcher = self._watch(watch)
-        answers = self._read_many(many, lambda full, client: client.get_children_async(full, watch=watcher), watch, [])
+        answers = None if watch else self._read_at_once(many, children=True)
+        if answers is None:
+            answers = self._read_many(
+                many, lambda full, client: client.get_children_async(full, watch=watcher), watch, []
+            )
         return [None if answer is None else sorted(answer) for answer in answers]
+
+    def _read_at_once(self, many: Sequence[str], children: bool) -> list[Any] | None:
+        """One request for many nodes. One that a worker has closed fails all of it: then ``None``, as for a single one."""
+        if len(many) > 1:
+            with contextlib.suppress(InvalidRequest):
+                return self.session.read_nodes(
+                    [self.session.full(path) for path in many], f"a read of {many[0]}", children
+                )
+        return None
 
     def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any) -> list[Any]:
         """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch if it is awaited.

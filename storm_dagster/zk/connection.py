@@ -18,7 +18,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import EXCEPTIONS, NoNodeError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import AUTH_XID, PING_XID, ConnectionHandler
-from kazoo.protocol.serialization import Connect, GetData, MultiHeader, int_struct, stat_struct
+from kazoo.protocol.serialization import Connect, GetChildren, GetData, MultiHeader, int_struct, stat_struct
 from kazoo.retry import KazooRetry
 
 from storm_dagster.model.clock import boot_clock
@@ -157,24 +157,29 @@ class MultiRead(NamedTuple):
     """The request, as kazoo's own ones are made; servers know it since release 3.6."""
 
     paths: tuple[str, ...]
+    children: bool = False
+    """Lists of children instead of data."""
     type: int = 22
 
     def serialize(self) -> bytearray:
         """The bytes of the request."""
-        raw = bytearray()
+        raw, kind = bytearray(), GetChildren if self.children else GetData
         for path in self.paths:
-            raw += MultiHeader(GetData.type, False, -1).serialize() + GetData(path, None).serialize()
+            raw += MultiHeader(kind.type, False, -1).serialize() + kind(path, None).serialize()
         return raw + MultiHeader(-1, True, -1).serialize()
 
     @staticmethod
     def deserialize(raw: bytes, offset: int) -> list[Any]:
-        """(data, stat) of each path, ``None`` for a missing node; raises what else the server refuses one with."""
+        """(data, stat) or the children of each path, ``None`` for a missing node; raises what else the server refuses."""
         found: list[Any] = []
         header, offset = MultiHeader.deserialize(raw, offset)
         while not header.done:
             if header.type == GetData.type:
                 found.append(GetData.deserialize(raw, offset))
                 offset += int_struct.size + len(found[-1][0] or b"") + stat_struct.size
+            elif header.type == GetChildren.type:
+                found.append(GetChildren.deserialize(raw, offset))
+                offset += int_struct.size + sum(int_struct.size + len(name.encode()) for name in found[-1])
             elif EXCEPTIONS[header.err] is NoNodeError:
                 found.append(None)
                 offset += int_struct.size
@@ -184,8 +189,8 @@ class MultiRead(NamedTuple):
         return found
 
 
-def multi_read_async(client: Any, paths: Sequence[str]) -> Any:
+def multi_read_async(client: Any, paths: Sequence[str], children: bool = False) -> Any:
     """kazoo's asynchronous result of that request."""
     result = client.handler.async_result()
-    client._call(MultiRead(tuple(paths)), result)
+    client._call(MultiRead(tuple(paths), children), result)
     return result

@@ -311,12 +311,12 @@ class ZkSession:
                 answers.append(translated or error)
         return answers
 
-    def read_nodes(self, fulls: Sequence[str], what: str) -> list[Any]:
-        """(data, stat) of each node in the order given, ``None`` for a missing one; one request for many."""
+    def read_nodes(self, fulls: Sequence[str], what: str, children: bool = False) -> list[Any]:
+        """(data, stat) or children of each node in the order given, ``None`` for a missing one; one request for many."""
         results: list[Any] = []
         for start in range(0, len(fulls), _AT_ONCE):
             part = fulls[start : start + _AT_ONCE]
-            results += self.call(lambda client, part=part: multi_read_async(client, part), what, read=True)
+            results += self.call(lambda client, part=part: multi_read_async(client, part, children), what, read=True)
         return results
 
     def ping(self) -> None:

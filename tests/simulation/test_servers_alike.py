@@ -38,7 +38,7 @@ _request = st.one_of(
     _write,
     st.tuples(st.just("multi"), st.lists(_change, min_size=1, max_size=4)),
     st.tuples(st.sampled_from(("get", "exists", "children")), _paths, st.booleans()),
-    st.tuples(st.just("many"), st.lists(_paths, min_size=1, max_size=5)),
+    st.tuples(st.sampled_from(("many", "lists")), st.lists(_paths, min_size=1, max_size=5)),
     st.tuples(st.just("close")),
 )
 _program = st.lists(st.tuples(st.integers(0, _SESSIONS - 1), _request), min_size=50, max_size=50)
@@ -63,8 +63,8 @@ def _begin(client: Any, root: str, request: tuple[Any, ...], watch: Any) -> Any:
         for change in rest[0]:
             _add(transaction, root, change)
         return transaction.commit_async()
-    if kind == "many":
-        return multi_read_async(client, [root + path for path in rest[0]])
+    if kind in ("many", "lists"):
+        return multi_read_async(client, [root + path for path in rest[0]], children=kind == "lists")
     path = root + rest[0]
     if kind == "create":
         return client.create_async(path, rest[1], ephemeral=rest[2], sequence=rest[3])

@@ -174,6 +174,21 @@ def test_an_interruption_empties_the_memory(reads: CachedReads, other: ZooKeeper
     assert reads.get_data(TASKS) == b"while it was away"
 
 
+def test_a_process_that_is_slow_does_not_read_everything_again(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
+    nodes = [f"/tasks/t{number}-1-1" for number in range(20)]
+    for node in nodes:
+        other.create_node(node, b"0")
+    reads.get_many(nodes)
+    asked, late = reads.metrics.zookeeper, threading.Event()
+    reads.session.dispatch(late.wait)
+    threading.Timer(1.5, late.set).start()
+    assert [found and found[0] for found in reads.get_many(nodes)] == [b"0"] * 20
+    assert late.is_set(), "events that had arrived come first"
+    assert (reads.metrics.zookeeper, reads.metrics.invalidated) == (asked, 0)
+
+
 def test_the_disk_answers_after_a_restart_what_is_still_true(
     zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState, tmp_path: Path
 ) -> None:

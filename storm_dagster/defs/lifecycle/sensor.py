@@ -85,8 +85,10 @@ def lifecycle_sensor(
     try:
         with connect(handles, _log) as ops:
             known = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
-            report = finish_due(ops, known.due, boot_id=boot_id(), boot_now=boot_clock())
             view, cluster_id = ops.cluster.load_view(), ops.cluster.cluster_id()
+            report = finish_due(ops, known.due, boot_id=boot_id(), boot_now=boot_clock(), view=view)
+            if report.done:
+                view = ops.cluster.load_view()
             registered = set(context.instance.get_dynamic_partitions(names.partitions))
             alive = {topology.base.name for topology in view.topologies.values()}
             before = set(known.alive) & registered

@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 _TICK_SECS = 1.0
 _DUE_GRACE_SECS = 10.0
 """Seconds without a sensor after which the leader does due transitions itself."""
+_DUE_SECS = 5.0
+"""Seconds between two looks for due transitions while none waits for its time."""
 _REPORT_SECS = 10.0
 """Seconds between two polls while a sensor is armed."""
 
@@ -114,7 +116,7 @@ class LeaderDuties(_Rounds):
         self._due = DueMemory()
         self._garbage: cleaner.CleanerMemory = {}
         self._upgrades: dict[str, float] = {}
-        self._next_clean = self._next_report = boot_clock()
+        self._next_clean = self._next_report = self._next_due = boot_clock()
 
     def _duties(self) -> Iterable[Callable[[OperationsContext], None]]:
         return self._finish_due, self._advance_upgrades, self._clean, self._report
@@ -127,7 +129,12 @@ class LeaderDuties(_Rounds):
     def _finish_due(self, ctx: OperationsContext) -> None:
         if self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs):
             return
-        result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=boot_clock())
+        now = boot_clock()
+        if not self._due.seen and now < self._next_due:
+            return
+        self._next_due = now + _DUE_SECS
+        view = self._nimbus.shown_view()
+        result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=now, view=view)
         self._due = result.memory
         for done in result.done:
             _log.info("done by the leader, no sensor is armed: %s", done.describe())
@@ -193,10 +200,9 @@ class LeaderHealing(_Rounds):
         if not alone and now < self._next_poll:
             return
         self._next_poll = now + min(float(self._nimbus.conf["nimbus.monitor.freq.secs"]), self._backstop_secs / 4)
-        view = ctx.cluster.load_view() if alone else self._nimbus.shown_view()
         patience = 0.0 if alone else self._backstop_secs
         settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=patience)
-        step = healing_step(view, self._healing, now, settings)
+        step = healing_step(self._nimbus.shown_view(), self._healing, now, settings)
         alarm = step.memory.alarm
         if alarm != self._nimbus.alarm:
             self._nimbus.alarm = alarm

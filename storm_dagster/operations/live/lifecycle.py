@@ -184,16 +184,22 @@ class DueResult:
 
 
 def finish_due(
-    ctx: OperationsContext, memory: DueMemory | None = None, *, boot_id: str = "", boot_now: float | None = None
+    ctx: OperationsContext,
+    memory: DueMemory | None = None,
+    *,
+    boot_id: str = "",
+    boot_now: float | None = None,
+    view: ClusterView | None = None,
 ) -> DueResult:
     """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
 
     Pass the result's memory in again next time: delays run on the caller's boot clock (``boot_now``,
-    default: the context's monotonic clock) from when it first saw the status. Each topology fails alone;
-    only :class:`Fenced` ends the whole call.
+    default: the context's monotonic clock) from when it first saw the status. ``view`` spares a read of the cluster;
+    what is done is decided by another. Each topology fails alone; only :class:`Fenced` ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
-    due, seen = due_actions(ctx.cluster.load_view(), memory or DueMemory(), boot_id=boot_id, boot_now=now)
+    view = view or ctx.cluster.load_view()
+    due, seen = due_actions(view, memory or DueMemory(), boot_id=boot_id, boot_now=now)
     done: list[DoneAction] = []
     failed: dict[str, str] = {}
     for action in due:
@@ -212,5 +218,7 @@ def finish_due(
         except (StormDagsterError, OSError) as error:
             failed[action.topology_id] = str(error)
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
-    done += [DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome) for ended in advance_upgrades(ctx)]
+    changing = any(topology.base.status in ("UPGRADING", "ROLLBACK") for topology in view.topologies.values())
+    for ended in advance_upgrades(ctx) if changing else ():
+        done.append(DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome))
     return DueResult(tuple(done), failed, seen)

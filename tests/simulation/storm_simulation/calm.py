@@ -178,9 +178,11 @@ class Calm:
         used = sum(len(a.workers) for a in cluster.rules.assignments.values())
         ports = len(next(iter(cluster.supervisors.values())).ports)
         most = min(2, len(cluster.supervisors) - 1, len(cluster.supervisors) - -(-(used + 1) // ports))
-        gone += rng.sample(sorted(cluster.supervisors), rng.randint(0, max(0, most)))
+        most = max(0, most)
+        alone = rng.random() < 0.4
+        gone += rng.sample(sorted(cluster.supervisors), rng.randint(min(int(alone), most), most))
         secs = HEAL_SECS
-        if rng.random() < 0.3:
+        if alone:
             # Without Dagster the leader heals, after it has missed it for a while.
             gone.append(cluster.dagster.host.name)
             secs += 2.0 * float(cluster.conf()["nimbus.monitor.backstop.secs"])

@@ -146,7 +146,8 @@ class Ensemble:
         self.reads += 1
         self._count(connection.label, 0)
         if isinstance(request, MultiRead):
-            found = [self._read(server, GetData(path, None), connection) for path in request.paths]
+            kind = GetChildren if request.children else GetData
+            found = [self._read(server, kind(path, None), connection) for path in request.paths]
             return [None if isinstance(each, exceptions.NoNodeError) else each for each in found]
         return self._read(server, request, connection)
 

@@ -241,7 +241,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a killed topology's nodes stay",
         "I3",
         (lifecycle, "sweep", _always(None)),
-        (cleaner, "_PER_TOPOLOGY", _constant(())),
+        (cleaner, "_PER_TOPOLOGY", _constant((paths.WORKERS,))),
     ),
     _m(
         "blobs of killed topologies stay",
@@ -251,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _m(
         "an acknowledged kill does nothing",
-        "acknowledged|liveness",
+        "acknowledged|liveness|I3",
         (lifecycle, "remove", lambda _: lambda ctx, topology_id: None),
     ),
     _m("a rollback ends before the workers are back", "I7", (machine, "due", _rolled_back_at_once)),

@@ -196,6 +196,9 @@ def _choice(cluster: Cluster, plan: Plan) -> tuple[str, str]:
     rng = cluster.kernel.rng
     verb = _verb(rng, plan)
     alive = {base.name for base in cluster.rules.bases.values()}
+    upgrading = {base.name for base in cluster.rules.bases.values() if base.status == "UPGRADING"}
+    if verb in ("complete_upgrade", "roll_back"):
+        verb, alive = (verb, upgrading) if upgrading else ("gray_upgrade", alive)
     likely = sorted(set(_NAMES) - alive if verb == "submit" else alive)
     return verb, rng.choice(likely if likely and rng.random() < 0.9 else _NAMES)
 
