@@ -182,7 +182,11 @@ def test_a_process_that_is_slow_does_not_read_everything_again(
         other.create_node(node, b"0")
     reads.get_many(nodes)
     asked, late = reads.metrics.zookeeper, threading.Event()
-    reads.session.dispatch(late.wait)
+
+    def hold() -> None:
+        late.wait()
+
+    reads.session.dispatch(hold)
     threading.Timer(1.5, late.set).start()
     assert [found and found[0] for found in reads.get_many(nodes)] == [b"0"] * 20
     assert late.is_set(), "events that had arrived come first"

@@ -219,6 +219,6 @@ def finish_due(
             failed[action.topology_id] = str(error)
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
     changing = any(topology.base.status in ("UPGRADING", "ROLLBACK") for topology in view.topologies.values())
-    for ended in advance_upgrades(ctx) if changing else ():
-        done.append(DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome))
+    ended = advance_upgrades(ctx) if changing else []
+    done += [DoneAction("upgrade", each.topology_id, each.name, each.outcome) for each in ended]
     return DueResult(tuple(done), failed, seen)
