@@ -88,10 +88,20 @@ class Calm:
             names = sorted(base.name for base in self.bases().values() if base.status == "UPGRADING")
             for name in names:
                 verb = self.cluster.kernel.rng.choice(("complete_upgrade", "roll_back"))
+                if verb == "roll_back":
+                    self._slow_down(name)
                 command = self.cluster.command(verb, name)
                 self.cluster.until(lambda command=command: command.ended is not None, 60.0)
             if not names:
                 break
+
+    def _slow_down(self, name: str) -> None:
+        """For a while no supervisor takes a worker of that topology back: a rollback waits for that."""
+        for worker in list(self.cluster.workers.values()):
+            process = self.cluster.supervisors[worker.host.name].process
+            if worker.spec.topology_id.rsplit("-", 2)[0] == name and process is not None and process.runs:
+                process.freeze()
+                self.cluster.kernel.after(2.0, process.thaw)
 
     def _await_healed(self, secs: float, when: str) -> None:
         if not self.cluster.until(lambda: not self._dead(), secs):
