@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, overload
 
 from storm_dagster.api.bolts import Bolt
+from storm_dagster.api.specs import Outputs
 from storm_dagster.api.spouts import ReliableSpout, Spout
-from storm_dagster.api.streams import Outputs
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import FIELD_TYPES, StreamSpec

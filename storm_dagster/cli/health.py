@@ -10,7 +10,7 @@ from typing import Any, Literal
 import psutil
 import yaml
 
-from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
+from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.model.run_file import RunFile

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt
+from storm_dagster.model.host import write_atomically
 
 
 class _Endpoint(BaseModel):

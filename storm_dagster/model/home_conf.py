@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.model.conf import ClusterConf, Conf, load_cluster_conf
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import Corrupt
+from storm_dagster.model.host import write_atomically
 
 DEV_CONF = "dev.json"
 """File of HOME with the conf that the running ``dev`` was given beyond ``HOME/storm.yaml``."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.daemon_folder import write_atomically
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.processes import ExactProcess, start_ticks
 
 

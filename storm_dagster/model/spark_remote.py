@@ -13,9 +13,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.security import Security, read_private_file
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"

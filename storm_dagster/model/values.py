@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.plugins import load_plugin
+from storm_dagster.model.exports import load_plugin
 
 REGISTER_KEY = "topology.serialization.register"
 ATOMIC: frozenset[type] = frozenset((str, int, float, bool, bytes, type(None)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import time
@@ -20,10 +21,23 @@ from storm_dagster.model.names import code_key, conf_key, topology_name_of
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_inimbus
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+
+def encode_json(document: Any) -> bytes:
+    """The document as UTF-8 JSON without blanks. Maps keep their order: that of components decides task ids."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_json(raw: bytes, what: str) -> Any:
+    """The document in ``raw``; :class:`Corrupt`, naming ``what``, when it is not valid JSON."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{what} is not valid JSON ({error}): it was damaged, store it again") from None
+
 
 Planner = Callable[[PlacementBatch], PlacementResult]
 

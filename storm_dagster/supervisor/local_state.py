@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storm_dagster.model.daemon_folder import write_atomically
+from storm_dagster.model.host import write_atomically
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,12 @@ from typing import Any
 from starlette.applications import Starlette
 
 import storm_dagster
-from storm_dagster.http.announced import AnnouncedName
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts
-from storm_dagster.http.listening import listen
+from storm_dagster.http.listening import AnnouncedName, listen
+from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.http.logs.routes import LogRoutes
-from storm_dagster.http.logs.stacks import stacks_text
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import HttpService
 from storm_dagster.model.conf import ClusterConf

@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.java import class_data_options, java_command
 from storm_dagster.model.tables import load_table
 

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
-from storm_dagster.model.plugins import load_plugin
+from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
 from storm_dagster.model.security import zookeeper_payload, zookeeper_tls
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned

@@ -17,7 +17,7 @@ import pytest
 
 from storm_dagster.defs.declared import sensor as declared_sensor
 from storm_dagster.defs.declared.assets import topology_assets
-from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
+from storm_dagster.defs.declared.checks import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.deploy import alone
 from storm_dagster.defs.declared.runs import topology_definitions

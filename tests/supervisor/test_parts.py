@@ -15,8 +15,8 @@ import pytest
 
 from storm_dagster.core.slots.model import Work, check_ports, desired_slots
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.host import hold_folder
 from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.model.run_file import RunFile

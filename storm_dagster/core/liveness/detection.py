@@ -14,8 +14,16 @@ from functools import cached_property
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS, Cause, CauseKind
-from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
+from storm_dagster.core.liveness.causes import (
+    SPREAD_PAUSE_SECS,
+    Cause,
+    CauseKind,
+    FirstSeen,
+    LivenessMemory,
+    MissingSlot,
+    StartingWorker,
+    TopologyMemory,
+)
 from storm_dagster.core.transitions import HEALED, STEADY
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER

@@ -14,9 +14,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Attempt, AttemptMemory, Cause, due_attempts
+from storm_dagster.core.liveness.causes import Attempt, AttemptMemory, Cause, LivenessMemory, due_attempts
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
-from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.model.view import ClusterView
 
 

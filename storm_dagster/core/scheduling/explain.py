@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.plan import event_of
 from storm_dagster.core.scheduling.selectors import FilledWorker, Key, WorkerSelector, fair_share
-from storm_dagster.core.scheduling.steps import TopologyEvent
-from storm_dagster.core.scheduling.strategy import strategy_of
+from storm_dagster.core.scheduling.strategy import TopologyEvent, strategy_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import REASONS, Reason
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from storm_dagster.core.scheduling.history import history_rows
 from storm_dagster.core.scheduling.slot_allocation import FreePorts
-from storm_dagster.core.scheduling.steps import TopologyEvent, allocate
+from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
 from storm_dagster.core.scheduling.units import Codes, Row, executors_of, service_order, several_tasks, summary_of
 from storm_dagster.model.placement import (
     PlacedWorker,

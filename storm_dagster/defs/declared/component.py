@@ -26,12 +26,7 @@ from dagster.components.component_scaffolding import scaffold_component
 from pydantic import ConfigDict, Field
 
 from storm_dagster.defs.declared.assets import topology_assets
-from storm_dagster.defs.declared.attributes import (
-    FreshnessAttributes,
-    GrayAttributes,
-    ScheduleAttributes,
-    TopologyAlerts,
-)
+from storm_dagster.defs.declared.checks import FreshnessAttributes, GrayAttributes, ScheduleAttributes, TopologyAlerts
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions

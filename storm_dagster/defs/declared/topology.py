@@ -12,8 +12,7 @@ from urllib.parse import quote
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
-from storm_dagster.defs.declared.checks import check_results
+from storm_dagster.defs.declared.checks import FreshnessAttributes, ScheduleAttributes, TopologyAlerts, check_results
 from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
 from storm_dagster.defs.observe.sensors import statistics_links

@@ -6,9 +6,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
-from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import ReassignConfig
 from storm_dagster.defs.healing.memory import REASSIGN_JOB

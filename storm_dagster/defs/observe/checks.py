@@ -40,7 +40,7 @@ from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
-from storm_dagster.operations.read.diagnosing import findings_of
+from storm_dagster.operations.read.explaining import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.model.dagster_errors import storage_problem
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames
+from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames, storage_problem
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.memory import LivenessMemory
+from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths

@@ -10,12 +10,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.records import SupervisorInfo, TaskError, TaskTable, WorkerSlot
+from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, WindowStats, is_system_name, merge, task_windows
+
+_TABLES = {
+    name: {field: attrgetter(place) for field, place in table.items()}
+    for name, table in load_table(__name__, "rows").items()
+}
+
+
+def fields_of(name: str, source: object) -> dict[str, Any]:
+    """The fields of a table, read from their source."""
+    return {field: value(source) for field, value in _TABLES[name].items()}
+
 
 _CAPACITY_WINDOW = "600"
 

@@ -10,7 +10,7 @@ from functools import partialmethod
 from operator import attrgetter
 from typing import Any, NoReturn
 
-from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
 from storm_dagster.model.masking import mask
 from storm_dagster.model.names import check_topology_name

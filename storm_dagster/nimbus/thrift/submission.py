@@ -30,8 +30,7 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
 from storm_dagster.nimbus.thrift.structures import read_conf, read_topology_struct
-from storm_dagster.operations.context import check_name_free
-from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.context import check_name_free, encode_json
 from storm_dagster.operations.submit.staging import read_token
 
 _log = logging.getLogger(__name__)

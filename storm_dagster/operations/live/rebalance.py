@@ -16,7 +16,7 @@ from storm_dagster.core.submission.conf import message_timeout_secs
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
-from storm_dagster.model.conf_schema import check_value
+from storm_dagster.model.conf import check_value
 from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementResult

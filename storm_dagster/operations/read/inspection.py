@@ -27,8 +27,7 @@ from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.model.worker_spec import worker_processes as all_workers
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.context import OperationsContext, decode_json
 from storm_dagster.operations.live.cleaner import read_tokens, survey
 
 _BETWEEN_SECS = 1.0

@@ -17,8 +17,7 @@ from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
-from storm_dagster.operations.context import OperationsContext, check_name_free
-from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.context import OperationsContext, check_name_free, encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.code_storage import code_hashes

@@ -16,8 +16,7 @@ from storm_dagster.model.names import make_topology_id
 from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, TaskTable, TokenRecord, decode_record, encode_record
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.context import OperationsContext, decode_json, encode_json
 from storm_dagster.operations.steps import step
 from storm_dagster.operations.transactions import ReplyLost, commit, lost_race
 

@@ -1,4 +1,4 @@
-"""Routes of a task's output streams, resolved once per assignment so that each tuple is cheap."""
+"""Placement of a topology's tasks, and routes of output streams, resolved once per assignment so that each tuple is cheap."""
 
 from __future__ import annotations
 
@@ -12,8 +12,41 @@ from storm_dagster.core.load_aware import LoadAwareShuffle
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser
 from storm_dagster.model.host import missing_part
+from storm_dagster.model.records import StateHome
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.worker.dataplane.tree import next_edge
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Slots and addresses of all tasks, and the tasks of this worker."""
+
+    version: int
+    """Version of the assignment."""
+    slots: Mapping[int, tuple[str, int]]
+    """Task id -> (supervisor id, port), of all tasks."""
+    addresses: Mapping[tuple[str, int], str]
+    """Slot -> ``host:port``."""
+    components: Mapping[int, str]
+    """Task id -> component, of all tasks."""
+    mine: frozenset[int]
+    """Tasks assigned to this worker's slot."""
+    open: frozenset[int]
+    """Those of them that it may run now, because no other worker still owns them."""
+    tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Start tokens of the topology's live workers -> slot."""
+    ready: frozenset[tuple[str, int]] = frozenset()
+    """Slots whose worker runs all its tasks."""
+    state: StateHome = field(default_factory=lambda: StateHome(marker=""))
+
+
+def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
+    """Component -> its tasks, ascending."""
+    found: dict[str, list[int]] = {}
+    for task in sorted(components):
+        found.setdefault(components[task], []).append(task)
+    return found
+
 
 _NEVER = object()
 _MOST_BUNDLED = 1000

@@ -9,7 +9,7 @@ from typing import Any
 
 from storm_dagster.core.acking import AckerResult
 from storm_dagster.model.wire import Frame, decode_frame
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import KINDS, VERDICTS, Peer, Transport
 from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.engine.system import Acker

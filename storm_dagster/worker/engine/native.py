@@ -18,8 +18,7 @@ from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
-from storm_dagster.worker.dataplane.placement import Placement, by_component
-from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
+from storm_dagster.worker.dataplane.routes import LocalLink, Placement, RemoteLink, build_routes, by_component
 from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import LOST, Tree, next_tuple_id

@@ -11,7 +11,7 @@ from typing import Any
 
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.wire import Group
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.tasks.runner import MOST_QUOTA, Runner
 

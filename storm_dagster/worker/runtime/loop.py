@@ -31,7 +31,7 @@ from storm_dagster.model.wire import (
     sender_token,
 )
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.system import TopologyMasterTable

@@ -14,8 +14,8 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests import page_snapshot
+from storm_dagster.nimbus.requests.page_snapshot import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.rows import fields_of
 
 _GUARANTEES = ("memoryGuarantee", "cpuGuarantee", "isolatedNodes", "memoryGuaranteeRemaining", "cpuGuaranteeRemaining")
 

@@ -16,10 +16,10 @@ from storm_dagster.nimbus.requests.page_snapshot import (
     ComponentSnapshot,
     ExecutorSnapshot,
     TopologySnapshot,
+    fields_of,
     lag_by_partition,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.rows import fields_of
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, split_input
 from storm_dagster.operations.context import topology_by_name
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, is_system_name
