@@ -9,7 +9,7 @@ from storm_dagster.model.exports import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.api.batching import BatchingBolt, TicklessBatchingBolt
-    from storm_dagster.api.bolts import Bolt, DagsterReports
+    from storm_dagster.api.bolts import Bolt, DagsterReports, KeyValueState, StatefulBolt
     from storm_dagster.api.builder import Topology, TopologyBuilder
     from storm_dagster.api.component import Component, ShellBolt, ShellSpout, log, logger
     from storm_dagster.api.context import TopologyContext
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from storm_dagster.api.specs import Grouping, Spec, Stream
     from storm_dagster.api.spouts import ReliableSpout, Spout
     from storm_dagster.api.state import TaskState
-    from storm_dagster.api.stateful import KeyValueState, StatefulBolt
     from storm_dagster.api.tuples import Tuple, is_tick
     from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 
@@ -62,7 +61,7 @@ __all__ = [
 
 _PUBLIC = {
     "batching": "BatchingBolt TicklessBatchingBolt",
-    "bolts": "Bolt DagsterReports",
+    "bolts": "Bolt DagsterReports KeyValueState StatefulBolt",
     "builder": "Topology TopologyBuilder",
     "component": "Component ShellBolt ShellSpout log logger",
     "context": "TopologyContext",
@@ -73,7 +72,6 @@ _PUBLIC = {
     "specs": "Grouping Spec Stream",
     "spouts": "ReliableSpout Spout",
     "state": "TaskState",
-    "stateful": "KeyValueState StatefulBolt",
     "tuples": "Tuple is_tick",
     "windows": "TupleWindow Window WindowedBolt",
 }

@@ -13,12 +13,15 @@ from typing import Any, ClassVar
 
 from storm_dagster.api.spark_bolt import SparkBolt as SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
-from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss, is_taken, query_error
 from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spark_session import (
+    ErrorsOnce,
     archive_of,
     check_function,
     drop_worker_session,
+    is_session_loss,
+    is_taken,
+    query_error,
     resolve_function,
     spark_target,
     worker_session,

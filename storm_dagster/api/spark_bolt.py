@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark_bridge import rows_of
-from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss
 from storm_dagster.api.spark_session import (
+    ErrorsOnce,
     archive_of,
     check_function,
     drop_worker_session,
+    is_session_loss,
     resolve_function,
     worker_session,
 )

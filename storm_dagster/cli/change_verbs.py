@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 import click
 import yaml
 
-from storm_dagster.cli.grammar import grammar, parameters
+from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology

@@ -13,7 +13,7 @@ import yaml
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import click
 
-from storm_dagster.cli.grammar import grammar
+from storm_dagster.cli.app import grammar
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table, say
 from storm_dagster.model.conf import CONF_KEYS

@@ -16,7 +16,7 @@ import dagster as dg
 
 from storm_dagster.launcher import wire
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import storm_dagster
-from storm_dagster.http.listening import AnnouncedName, listen
-from storm_dagster.http.server import HttpService
+from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import DagsterNames
@@ -23,7 +22,7 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.host import hold_folder
 from storm_dagster.model.peers import owners_only
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore

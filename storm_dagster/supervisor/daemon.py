@@ -24,8 +24,8 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.host import hold_folder, require_linux
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import SupervisorInfo
-from storm_dagster.model.run_file import RunFile
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, remove_run_file, rotate

@@ -19,8 +19,7 @@ import storm_dagster
 from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
-from storm_dagster.model.processes import start_ticks
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec, read_json_object, worker_processes
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers

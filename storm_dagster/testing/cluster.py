@@ -18,10 +18,9 @@ from storm_dagster.client.command import CommandResult, run_cli
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
-from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.endpoints import ClusterFile, cluster_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.home_conf import cluster_conf
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.testing.waiting import eventually
 
 __all__ = ["CommandResult", "LocalCluster", "run_cli"]

@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
-from storm_dagster.http.listening import listen
 from storm_dagster.http.responses import error_response
-from storm_dagster.http.server import HttpService
+from storm_dagster.http.server import HttpService, listen
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.security import Security

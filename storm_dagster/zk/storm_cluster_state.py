@@ -258,7 +258,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
         return self.state.find_children(paths.ASSIGNMENTS) or []
 
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
-        """Version and data of ``/assignments``: every change of an assignment raises it. See ``zk/assignment_changes``."""
+        """Version and data of ``/assignments``: every change of an assignment raises it. See ``append_change`` of operations."""
         found = self.state.get_data_with_version(paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake))
         if found is None:
             raise Unavailable(f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was read")

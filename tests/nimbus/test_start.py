@@ -15,7 +15,7 @@ import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
-from storm_dagster.http.listening import listen
+from storm_dagster.http.server import listen
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.host import hold_folder

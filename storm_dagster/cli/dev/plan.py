@@ -21,7 +21,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.host import write_atomically
 from storm_dagster.model.peers import can_tell_users
-from storm_dagster.model.run_file import run_dir
+from storm_dagster.model.processes import run_dir
 from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.packaging.target import target_roots
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
+from storm_dagster.model.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
-from storm_dagster.model.home_conf import cluster_conf
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import dagster as dg
 
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
-from storm_dagster.defs.failures import is_final
 from storm_dagster.defs.keys import UNFINISHED_STATUSES, topology_tags
+from storm_dagster.defs.metadata import is_final
 from storm_dagster.model.errors import Conflict, Fenced, StormDagsterError
 
 DEPLOY_JOB = "deploy_declared"

@@ -13,8 +13,8 @@ from storm_dagster.defs.declared.declaration import Actual, describe_declared, d
 from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
 from storm_dagster.defs.declared.requests import DEPLOY_JOB, by_hand, mark_final_failure, under_way
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import described, topology_tags
+from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError

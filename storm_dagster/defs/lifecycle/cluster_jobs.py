@@ -12,8 +12,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
+from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.resources.handles import (
     CLUSTER_MARK,
     ZooKeeperResource,

@@ -12,11 +12,10 @@ import dagster as dg
 
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.defs.binding import op_job
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import may_drop
-from storm_dagster.defs.metadata import stored_metadata, table
+from storm_dagster.defs.metadata import step_errors, stored_metadata, table
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames

@@ -18,9 +18,9 @@ from storm_dagster.core.reassignment import imbalance
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import STEADY
 from storm_dagster.defs.binding import bind, op_job
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import topology_tags
+from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.observe.history import remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource

@@ -26,10 +26,9 @@ from storm_dagster.core.scheduling.assignment_checks import (
 )
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import bind, cluster_key
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
 from storm_dagster.defs.keys import catalog
-from storm_dagster.defs.metadata import notes, table
+from storm_dagster.defs.metadata import notes, step_errors, table
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames

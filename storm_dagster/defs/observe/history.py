@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 import dagster as dg
 
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import INBOX, TOPOLOGY_TAG
-from storm_dagster.defs.metadata import notes
+from storm_dagster.defs.metadata import notes, step_errors
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, connect, operations
 from storm_dagster.model.clock import boot_clock, boot_id

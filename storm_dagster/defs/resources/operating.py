@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import STAGED_BY_TAG
+from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.dagster_names import TOKEN_TAG

@@ -12,8 +12,8 @@ from typing import Any
 
 from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResource
 from storm_dagster.model.errors import NotAlive, Unavailable
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import SupervisorInfo, WorkerNode
-from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 

@@ -14,7 +14,6 @@ import dagster as dg
 
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import asset_settings, bind, cluster_key
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
 from storm_dagster.defs.metadata import (
     active_metadata,
@@ -25,6 +24,7 @@ from storm_dagster.defs.metadata import (
     placement_metadata,
     planned_metadata,
     published_metadata,
+    step_errors,
     table,
     task_components,
     tasks_metadata,

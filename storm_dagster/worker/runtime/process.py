@@ -22,7 +22,7 @@ from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.json_logs import JsonFormatter
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec, read_json_object
 from storm_dagster.worker.dataplane.transport import Transport

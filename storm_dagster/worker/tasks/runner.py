@@ -24,8 +24,8 @@ from storm_dagster.worker.tasks.state_storage import StateStorage
 from storm_dagster.worker.tasks.stats import TaskStats
 
 if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.results import ResultTracker
     from storm_dagster.worker.tasks.stateful import StateDriver
+    from storm_dagster.worker.tasks.windows import ResultTracker
 
 _log = logging.getLogger("storm_dagster.component")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from storm_dagster.api.stateful import StatefulBolt
+from storm_dagster.api.bolts import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import WindowedBolt
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of, stored_key
@@ -32,7 +32,7 @@ _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
 
 
 class KeyedState:
-    """See :class:`storm_dagster.api.stateful.KeyValueState`."""
+    """See :class:`storm_dagster.api.bolts.KeyValueState`."""
 
     def __init__(self, contents: Contents, division: Partitioning, index: int) -> None:
         self._values = contents.values

@@ -44,7 +44,7 @@ DOCUMENT_MODULES = (
     "model.groupings",
     "model.plan_document",
     "model.records",
-    "model.run_file",
+    "model.processes",
     "model.topology",
     "model.wire",
     "model.worker_spec",

@@ -13,7 +13,7 @@ from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import Move, UpgradeEvent
 from storm_dagster.core.upgrade.selection import worker_phase
 from storm_dagster.defs.healing import heartbeat_sensor
-from storm_dagster.http import listening
+from storm_dagster.http import server
 from storm_dagster.model import paths
 from storm_dagster.nimbus import daemon as nimbus_daemon
 from storm_dagster.nimbus.blobs import replication
@@ -260,7 +260,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("tasks are given up before they are closed", "I2", (ModelLoop, "call", _always(None))),
     _m("what is dead waits for copies of the reasons", "liveness", (healing, "commit", _explained_first)),
     _m("supervisors watch what is gone", "I3", (cluster_link.ClusterLink, "_read_mine", _always_watched)),
-    _m("a daemon stays where its name was", "liveness", (listening.AnnouncedName, "check", _always(None))),
+    _m("a daemon stays where its name was", "liveness", (server.AnnouncedName, "check", _always(None))),
     _m("an expired lease comes back by itself", "I2", (lease.WorkerLease, "valid", _valid_by_session)),
 )
 
