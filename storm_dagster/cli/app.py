@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -115,11 +116,9 @@ def _fail(document: dict[str, Any], code: int, as_json: bool) -> NoReturn:
 
 
 def _flush() -> None:
-    try:
+    with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:
-        pass
 
 
 def _document(kind: str, message: str) -> dict[str, Any]:

@@ -165,11 +165,9 @@ class Launcher:
         ticks = start_ticks(child.pid)
         # A child that died at once has no start time; ProcessWatch finds it dead.
         process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
-        try:
+        with suppress(ProcessLookupError):
             # The worker writes the same when it is up; `stop` must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
-        except ProcessLookupError:
-            pass
         topology = {"topology": work.topology_id}
         _log.info(
             "started worker %s of %s in slot %d, pid %d", worker_id, work.topology_id, port, child.pid, extra=topology

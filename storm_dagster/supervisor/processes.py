@@ -104,11 +104,9 @@ class ProcessWatch:
         self._thread.join(timeout=5)
 
     def _wake_thread(self) -> None:
-        try:
+        # Full: it wakes anyway. Closed: it has stopped.
+        with contextlib.suppress(OSError):
             os.write(self._wake, b"x")
-        except OSError:
-            # Full: it wakes anyway. Closed: it has stopped.
-            pass
 
     def _run(self) -> None:
         while not self._closed:

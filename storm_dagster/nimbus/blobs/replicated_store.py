@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,10 +114,8 @@ class NimbusBlobStore:
 
     def drop_replica(self, key: str) -> None:
         """Remove a copy at the leader's request; a missing one is no error."""
-        try:
+        with suppress(KeyNotFound):
             self.base.delete(key)
-        except KeyNotFound:
-            pass
 
     def _spread(self, meta: BlobMeta, epoch: int, terms: WriteTerms) -> int:
         minimum = self._minimum if terms.minimum is None else terms.minimum

@@ -140,13 +140,11 @@ class ShellProcess:
         """Kill the program and its process group."""
         self._outgoing.put(None)
         if self.process.poll() is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 if _GROUP:
                     os.killpg(self.process.pid, signal.SIGKILL)
                 else:
                     self.process.kill()
-            except ProcessLookupError:
-                pass
         self.process.wait()
         try:
             (self.pid_dir / str(self.reported_pid or self.process.pid)).unlink(missing_ok=True)
