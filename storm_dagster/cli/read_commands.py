@@ -15,9 +15,8 @@ import click
 from storm_dagster.cli.app import grammar
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table, say
-from storm_dagster.model.conf import CONF_KEYS
+from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.masking import mask
 
 
 @verb("conf")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.model.conf import is_secret_key
 from storm_dagster.model.errors import InvalidRequest, MissingPart
-from storm_dagster.model.masking import is_secret_key
 
 __all__ = ["client_library", "client_settings"]
 

@@ -27,8 +27,7 @@ from storm_dagster.defs.observe.history import (
 from storm_dagster.defs.observe.metrics_rollup import build_topology_stats, metrics_rollup_schedule
 from storm_dagster.defs.observe.sensors import leader_sensor, supervisor_sensor
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
-from storm_dagster.defs.resources.processes import SupervisorsResource, WorkersResource
+from storm_dagster.defs.resources.processes import NimbusResource, SupervisorsResource, WorkersResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.defs.submission.assets import build_submission_assets
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate

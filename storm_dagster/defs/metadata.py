@@ -17,8 +17,8 @@ import dagster as dg
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.core.pictures.svg import data_uri
 from storm_dagster.model import paths
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, StormDagsterError
-from storm_dagster.model.masking import mask
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable

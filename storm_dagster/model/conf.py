@@ -1,4 +1,4 @@
-"""Conf maps: loading, merging, validation, and the origin of each value.
+"""Conf maps: keys, loading, merging, validation, the origin of each value, and what is secret wherever one is shown.
 
 A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then ``storm.yaml`` of
 HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,63 @@ from typing import Any, Literal
 import yaml
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.masking import HIDDEN, SECRET_KEYS, is_secret_key, mask, yaml_problem
 from storm_dagster.model.security import read_private_file
 from storm_dagster.model.strategies import STRATEGIES
 from storm_dagster.model.tables import load_table
+
+HIDDEN = "*****"
+"""Replacement of a secret wherever a conf is shown."""
+_ZOOKEEPERS = ("storm.zookeeper.auth.payload", "storm.zookeeper.ssl.keystore.password")
+SECRET_KEYS = frozenset({"storm.secret", *_ZOOKEEPERS, "dagster.graphql.headers"})
+"""Conf keys whose values are secrets: never shown, logged, or given on a command line."""
+
+_TELLTALE = re.compile(
+    r"secret|passw|passphrase|(?<![a-z])pwd|token|credential|payload|cookie|jaas|authorization|"
+    r"(private|access|api|account|signing)[._-]?key",
+    re.IGNORECASE,
+)
+_HARMLESS = re.compile(r"[._-](secs|ms|file|path|count|size|bytes|ttl|enabled?)$", re.IGNORECASE)
+_IN_TEXT = re.compile(
+    # User and password in an address, options of a Spark or database address, headers, AWS and GitHub keys.
+    r"(?P<login>(?<=://)[^/?#\s]*@)"
+    r"|(?P<option>[;?&](?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)[^;&\s\"']+"
+    r"|(?P<header>\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=._~-]{8,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}",
+    re.IGNORECASE,
+)
+
+
+def is_secret_key(key: object) -> bool:
+    """Whether the value under a conf key, or the name of an environment variable, is to be hidden."""
+    name = str(key)
+    return name in SECRET_KEYS or bool(_TELLTALE.search(name) and not _HARMLESS.search(name))
+
+
+def mask_text(text: str) -> str:
+    """The text with what looks like a password in it replaced."""
+    return _IN_TEXT.sub(
+        lambda found: HIDDEN + "@" if found["login"] else (found["option"] or found["header"] or "") + HIDDEN, text
+    )
+
+
+def mask(value: Any, key: object = "") -> Any:
+    """A copy of ``value`` without secrets: of every type below a telltale key, and by pattern in text, at any depth."""
+    if isinstance(value, Mapping):
+        hidden = is_secret_key(key)
+        return {name: HIDDEN if hidden and item else mask(item, name) for name, item in value.items()}
+    if is_secret_key(key) and value and not isinstance(value, bool):
+        return HIDDEN
+    if isinstance(value, list | tuple):
+        return [mask(item) for item in value]
+    return mask_text(value) if isinstance(value, str) else value
+
+
+def yaml_problem(error: Exception) -> str:
+    """What is wrong in a YAML text, and where, without the text itself."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or type(error).__name__
+    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}" if mark else str(problem)
+
 
 OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
 """An unknown key below these is a mistake; all other prefixes belong to the user."""

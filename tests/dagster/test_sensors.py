@@ -290,7 +290,7 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path: Path) -> No
         "storm.zookeeper.port: 9\nstorm.zookeeper.connection.timeout: 200\nnimbus.seeds: ['127.0.0.1:9']\n",
         encoding="utf-8",
     )
-    from storm_dagster.defs.resources.nimbus import NimbusResource
+    from storm_dagster.defs.resources.processes import NimbusResource
 
     nimbus = NimbusResource(home=str(tmp_path), patience_secs=0.0)
     defs = build_storm_defs(home=str(tmp_path), tick_secs=0.0, resources={"nimbus": nimbus})

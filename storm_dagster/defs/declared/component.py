@@ -34,7 +34,7 @@ from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import OWNER, described
 from storm_dagster.defs.observe.history import DECLARED, remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest

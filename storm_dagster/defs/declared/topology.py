@@ -17,7 +17,7 @@ from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, De
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.status import show_document

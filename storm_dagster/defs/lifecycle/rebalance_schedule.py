@@ -23,7 +23,7 @@ from storm_dagster.defs.keys import topology_tags
 from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.observe.history import remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_reference

@@ -19,7 +19,7 @@ import dagster as dg
 from storm_dagster.defs.binding import asset_settings, bind
 from storm_dagster.defs.keys import TOPOLOGY_STATS
 from storm_dagster.defs.metadata import step_errors, table
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable

@@ -29,8 +29,8 @@ from storm_dagster.defs.metadata import (
     task_components,
     tasks_metadata,
 )
-from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations, tag_run, tags_of, token_for
+from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name

@@ -19,8 +19,8 @@ from storm_dagster.http.logs.search import Search, search_log
 from storm_dagster.http.logs.tree import LogTree
 from storm_dagster.http.responses import query_flag, query_int, query_text, query_word
 from storm_dagster.http.streams import StreamResponse
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
-from storm_dagster.model.masking import mask
 
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")

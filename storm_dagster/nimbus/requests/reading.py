@@ -15,9 +15,8 @@ from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
-from storm_dagster.model.conf import CONF_KEYS
+from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
-from storm_dagster.model.masking import mask
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import Security

@@ -11,8 +11,8 @@ from operator import attrgetter
 from typing import Any, NoReturn
 
 from storm_dagster.core.submission.tasks import with_system_components
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
-from storm_dagster.model.masking import mask
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.conf import ClusterConf, mask_text
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.exposure import address_beyond_loopback
-from storm_dagster.model.masking import mask_text
 from storm_dagster.model.peers import can_tell_users
 from storm_dagster.model.security import Security, zookeeper_tls
 

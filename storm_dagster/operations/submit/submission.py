@@ -19,9 +19,8 @@ from storm_dagster.core.submission.conf import (
 )
 from storm_dagster.core.submission.tasks import number_tasks, wanted_executors, with_system_components
 from storm_dagster.core.submission.validation import normalize_submission
-from storm_dagster.model.conf import validate_conf
+from storm_dagster.model.conf import mask, validate_conf
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
-from storm_dagster.model.masking import mask
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
