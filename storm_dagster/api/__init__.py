@@ -1,7 +1,5 @@
 """Public API for topology authors: components, groupings, topologies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 

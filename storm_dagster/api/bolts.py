@@ -1,7 +1,5 @@
 """Bolts: components that process tuples; their reports to Dagster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypedDict
 

@@ -1,7 +1,5 @@
 """Topologies as classes, whose attributes are the components, or by a builder; and the checks of every topology."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

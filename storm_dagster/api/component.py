@@ -1,7 +1,5 @@
 """Base of spouts and bolts: spec, logging, metrics, errors. Components that are programs."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping, Sequence

@@ -16,8 +16,6 @@ What is yielded is emitted: a tuple has a value for each field, anything else is
 :class:`Emit` names another stream, and ``None`` is nothing. A function that is no generator may return one of these.
 """
 
-from __future__ import annotations
-
 import collections.abc
 import inspect
 import types

@@ -4,8 +4,6 @@ Both run the user's functions on the cluster's Spark (``topology.spark.remote``,
 no Spark runs inside a worker. The assignment places only the task that drives Spark; Spark places its own stages.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

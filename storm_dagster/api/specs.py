@@ -1,7 +1,5 @@
 """Specs of components, as parts of a topology, and their output streams."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union

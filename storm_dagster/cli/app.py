@@ -3,8 +3,6 @@
 Verbs are imported when they are used: ``submit`` must not pay for what ``dev`` needs.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

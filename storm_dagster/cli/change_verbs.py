@@ -1,7 +1,5 @@
 """``submit``, ``jar``, and the verbs that change a topology, each made of its row in :data:`~storm_dagster.model.verbs.VERBS`."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

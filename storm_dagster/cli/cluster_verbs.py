@@ -1,7 +1,5 @@
 """``dev``, ``stop`` and ``status``: a whole local cluster."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web``, ``warm-runs``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy; the invariants I1 to I8."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import logging

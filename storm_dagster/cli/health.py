@@ -1,7 +1,5 @@
 """Health of a cluster's Dagster, read over HTTP without importing dagster, and of the processes of a local one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options that every verb takes, and the invocation that they make."""
 
-from __future__ import annotations
-
 import functools
 import ssl
 from collections.abc import Callable, Mapping

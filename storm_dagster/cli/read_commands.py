@@ -1,7 +1,5 @@
 """Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``, ``state``; ``dead-letters``."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Submitting: the one function behind the command line, the Launchpad and users' own programs."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

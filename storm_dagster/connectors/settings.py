@@ -1,7 +1,5 @@
 """Settings of a client library in a component's conf, and the secrets among them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

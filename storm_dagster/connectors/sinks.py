@@ -1,7 +1,5 @@
 """Bolts that write what they receive to a system outside: databases, files, brokers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Entry points of the definitions: :func:`build_storm_defs`, and the resources alone: :func:`build_storm_resources`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ Tables are cut at 500 rows, with a note; secrets are blotted out by the name of 
 metadata is stored for ever and shown to everyone who opens the UI.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

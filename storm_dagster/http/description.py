@@ -9,8 +9,6 @@ besides 400 and 401, which can come from every route. Types other than of JSON a
 Types are those of :class:`~storm_dagster.http.description.Types`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Query parameters, read strictly; errors as JSON documents, and endpoints that are plain functions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

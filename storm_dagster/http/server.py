@@ -1,7 +1,5 @@
 """Listening sockets, and a server of an application on one, in a thread, bounded against slow and invalid clients."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

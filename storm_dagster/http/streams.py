@@ -1,7 +1,5 @@
 """Bodies that are files: sent with ranges, a chunk at a time, and never to a reader that takes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Mapping

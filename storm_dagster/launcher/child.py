@@ -1,7 +1,5 @@
 """Forks of the warm process: one executes a run, another reports a run whose process was killed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import logging

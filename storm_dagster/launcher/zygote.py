@@ -5,8 +5,6 @@ block it. It can be killed at any time: runs continue, its successor watches the
 stock way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -5,8 +5,6 @@ name without importing Dagster, whose installed release is read here in the same
 storage in its responses, which look like any other failure.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

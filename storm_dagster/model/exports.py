@@ -1,7 +1,5 @@
 """Objects that are loaded by name: public names of a package at first use, and what a conf names as ``module:attribute``."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Requirements of this host, with a remedy when one is missing; locks, and folders and files of daemons."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -5,8 +5,6 @@ from ``storm.secret``, for the cluster's servers on any host. Clients send it in
 pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
 """
 
-from __future__ import annotations
-
 import secrets
 import sys
 import uuid

@@ -4,8 +4,6 @@ Threads: the election (the caller's thread), the HTTP service, the leader's duti
 and upkeep. None of them waits for another, so that a slow download never delays leadership.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ listener is notified of every action, in order, whichever process did it. The le
 listener, and deletes them. Without a listener nothing is written.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ Every transaction checks the version of ``/epoch``. One that changes an assignme
 again and tries again, until the assignment wait ends. Large assignments are written in parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 

@@ -5,8 +5,6 @@ is ever overwritten: rolling back is naming the former prefix again. The assignm
 time; while an upgrade is under way its record names the new one, and the workers in its two lists run that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 

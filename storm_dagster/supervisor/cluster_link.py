@@ -4,8 +4,6 @@ It has its own thread, so that a slow server or an outage never blocks the slots
 root is missing or another cluster's, the last desired work stays in force: nothing is ended because a node is absent.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -6,8 +6,6 @@ and starts run in threads too, so that no pass takes long. Workers have their ow
 and the next supervisor of the same id adopts them.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Background jobs of a supervisor: state file, folders of dead workers, logs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import queue

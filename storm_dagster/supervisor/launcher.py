@@ -1,7 +1,5 @@
 """Launcher of workers: folder, spec, environment, log, process; and discovery of those that run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

@@ -4,8 +4,6 @@ Written by rename after fsync, with a checksum. A damaged file is quarantined an
 the cluster, the running processes and the workers' spec files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

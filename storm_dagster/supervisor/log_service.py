@@ -1,7 +1,5 @@
 """HTTP service of a supervisor: logs of its host, stacks and restarts of its workers."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from collections.abc import Callable, Sequence

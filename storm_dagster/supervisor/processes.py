@@ -4,8 +4,6 @@ The identity is pid, start time and boot id. Deaths are noticed by pidfds, for c
 (Linux >= 5.3; without them, by polling ten times a second).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

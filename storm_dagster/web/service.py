@@ -1,7 +1,5 @@
 """Service of Dagster's web application, made by internals that are imported here alone: guard, authentication, and JSON as the only way to change something."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ answer that already knows of it). A connection that is interrupted empties the m
 be gone; the values on disk are then proved by their modification id, without being transferred again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

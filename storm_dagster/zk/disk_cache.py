@@ -1,7 +1,5 @@
 """The disk level of the read cache: an embedded key-value store, SQLite unless the conf names another."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence

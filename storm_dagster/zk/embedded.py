@@ -7,8 +7,6 @@ An ensemble of three serves while any two of them see each other. For production
 its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make chaos``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

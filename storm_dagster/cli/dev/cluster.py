@@ -1,7 +1,5 @@
 """The ``dev`` process: starts the daemons of a local cluster, keeps them running, ends them all."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

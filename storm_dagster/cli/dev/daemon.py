@@ -1,7 +1,5 @@
 """One child process that is kept running: started, watched, restarted with back-off."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``dev`` in the foreground and detached; both report the same way."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

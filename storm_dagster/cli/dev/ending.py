@@ -1,7 +1,5 @@
 """End every process of a cluster: workers first, then TERM, ten seconds, KILL. None survives."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

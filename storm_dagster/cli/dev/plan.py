@@ -1,7 +1,5 @@
 """Daemons of a local cluster and their command lines."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

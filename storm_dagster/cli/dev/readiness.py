@@ -1,7 +1,5 @@
 """Readiness of each part of a local cluster, checked over the network, never guessed from time."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@
 the mass-loss guard (``docs/decisions.md#mass-loss``); whoever calls it launches the reassignments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar

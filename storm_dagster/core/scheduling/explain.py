@@ -4,8 +4,6 @@ A placement keeps only which selector decided. Everything else follows from it: 
 equals, what stayed or was requested, and the order in which executors are placed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

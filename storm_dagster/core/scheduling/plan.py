@@ -4,8 +4,6 @@ It serves reassignment, the leader's own healing and scheduled dry runs; submiss
 the PySpark assignment, with the same steps (``docs/decisions.md#placement-on-spark``).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

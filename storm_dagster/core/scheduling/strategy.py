@@ -4,8 +4,6 @@ Each step of a placement calls the strategy of the topology: the PySpark assignm
 planner in process.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 See ``docs/decisions.md#executor-unit`` and ``docs/decisions.md#task-numbering``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

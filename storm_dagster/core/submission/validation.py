@@ -4,8 +4,6 @@ Every message names the component, the reason and the remedy, with the closest e
 name is wrong.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The assets of one declared topology: the topology itself, and its spouts and bolts in the lineage."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

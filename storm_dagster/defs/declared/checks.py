@@ -1,7 +1,5 @@
 """Checks of a declared topology: it runs, it is as declared, and it keeps its limits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from datetime import datetime, timezone

@@ -12,8 +12,6 @@
       alerts: {complete_ms: 500}
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import zlib

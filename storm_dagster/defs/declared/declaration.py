@@ -4,8 +4,6 @@ Targets are described in a child process, never imported here. Descriptions are 
 the code they were made from, because every run loads the definitions again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -3,8 +3,6 @@
 What failed because of the code itself, and what somebody cancelled, is not asked for again until the code changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

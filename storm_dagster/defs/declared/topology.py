@@ -1,7 +1,5 @@
 """A declared topology with its settings, and snapshots of its running state with the metadata that show it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ from causes.
 A recovery lasts from the poll that missed a worker to the one that saw all run again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import OrderedDict

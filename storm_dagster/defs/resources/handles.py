@@ -4,8 +4,6 @@ A resource finds what runs and never owns its life. Building one connects to not
 without a cluster. Connections are opened inside ``with`` blocks, in the process that uses them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Context of the operations for a step of a run: connections, planner, token, and errors."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

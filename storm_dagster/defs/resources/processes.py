@@ -3,8 +3,6 @@
 They never own a life: a worker that is restarted here is started again by its supervisor.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """One page of a log, by position and size, whatever the size of the file; and the text of stacks."""
 
-from __future__ import annotations
-
 import codecs
 import os
 from collections.abc import Mapping, Sequence

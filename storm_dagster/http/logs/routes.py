@@ -1,7 +1,5 @@
 """The routes of log files: JStorm's ``/logview?cmd=...`` and the pages that Storm's log links lead to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import partial

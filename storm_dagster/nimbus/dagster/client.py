@@ -6,8 +6,6 @@ whether there is another way. Where there is none, a launch waits longer for a D
 seconds that it lives: on a busy machine it is slow, not away.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -1,7 +1,5 @@
 """Blobs, their copies on followers, and upload sessions."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable

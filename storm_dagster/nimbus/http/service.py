@@ -1,7 +1,5 @@
 """The HTTP application of one nimbus: handlers of its own routes, of Storm's, of logs and pages; events of workers."""
 
-from __future__ import annotations
-
 import hmac
 import threading
 import time

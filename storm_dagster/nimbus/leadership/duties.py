@@ -4,8 +4,6 @@ Dagster's sensors come first. They hold ``/healer``; while it has been there rec
 to them, and healing for as long as a run should take (``docs/decisions.md#healing-sensor``).
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod

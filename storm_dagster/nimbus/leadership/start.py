@@ -1,7 +1,5 @@
 """Checks and preparations before a nimbus serves: mode, addresses, folders, cluster id, container."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -11,8 +11,6 @@ does not end delays later calls only. The next leader notifies of the actions th
 one under way then is repeated.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import threading

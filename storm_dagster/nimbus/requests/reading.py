@@ -1,7 +1,5 @@
 """The read side of the service: views that many requests share for a moment, and the documents made of them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

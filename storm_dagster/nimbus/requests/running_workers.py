@@ -3,8 +3,6 @@
 Changed levels are kept for workers that begin later.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Answers of topology masters: each is asked once for all who want to know the same at the same time."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

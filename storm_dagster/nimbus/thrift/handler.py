@@ -1,7 +1,5 @@
 """The methods of the service, by the names that clients call."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -4,8 +4,6 @@ Everything that can be checked is checked before anything is stored. The conf ke
 submission over a running topology into a hot deploy or a gray upgrade.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Summaries of the cluster, its topologies, supervisors and workers as Storm's structures."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -5,8 +5,6 @@ base in ZooKeeper nor a token that still counts, it was seen so by this observer
 grace time, and the lists of nodes and blobs were read before the lists of tokens and bases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ The one that runs is replaced only when its successor is validated, stored, repl
 transaction ends the one and publishes the other. There is never a moment without the topology.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Activate, deactivate, kill, remove; restart and update; and the transitions whose delay has passed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Begin: the base becomes REBALANCING with the delay, and the request is stored in
 transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Documents with reasons: the placement as ``explain`` shows it, the moves of a plan, and findings in what runs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """What a cluster exposes to others by its conf and as it runs now, each with the remedy."""
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Callable, Iterator

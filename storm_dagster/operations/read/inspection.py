@@ -1,7 +1,5 @@
 """Inspection of a live cluster for its invariants (:mod:`storm_dagster.core.invariants`)."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -3,8 +3,6 @@
 The same normalization, numbering and planner as in a submission; nothing is written anywhere.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping

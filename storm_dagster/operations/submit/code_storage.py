@@ -1,7 +1,5 @@
 """Archive, conf and topology as the blobs of one version of a topology's code (``docs/decisions.md#content-once``)."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import shutil

@@ -1,7 +1,5 @@
 """Stages 4 to 6 of a submission: place the tasks, make the topology visible in one transaction, activate it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Every stage reads what it needs from here, so that any of them can run again, alone, in another process.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, Literal

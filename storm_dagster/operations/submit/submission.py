@@ -4,8 +4,6 @@ Nothing of a topology is visible before :func:`publish_assignment`; every stage 
 any crash, and the whole ends in exactly one topology for one client token.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from storm_dagster.core.submission.conf import (

@@ -5,8 +5,6 @@ topology narrows the choice of the next: one group for each cluster, which sees 
 tasks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 

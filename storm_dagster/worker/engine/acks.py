@@ -1,7 +1,5 @@
 """Exchange of acks, fails and their results between tasks, ackers and spouts of all workers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_

@@ -1,7 +1,5 @@
 """Engine of a worker: runs Python components and multilang programs on the worker's loop."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping

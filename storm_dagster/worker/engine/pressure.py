@@ -3,8 +3,6 @@
 Full queues hold the bolts that send to them, and the spouts that their tuples come from.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Mapping, Sized
 from typing import Any

@@ -1,7 +1,5 @@
 """System tasks of a topology: ackers, and the topology master with its table of worker reports."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Local heartbeat file of a worker, and detection of components that block its loop."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -4,8 +4,6 @@ An expired lease stays expired, even if the session survived, until ``ClusterSyn
 a worker that was cut off or frozen must not continue with a stale one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from storm_dagster.model.clock import boot_clock

@@ -1,7 +1,5 @@
 """Main loop of a worker: receive frames, run tasks, send frames."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import os

@@ -1,7 +1,5 @@
 """One worker process, from its spec to its exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Base class of tasks in a worker, and what all tasks share."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence

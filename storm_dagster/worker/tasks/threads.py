@@ -4,8 +4,6 @@ The thread never touches routes, trees or queues of the loop. Emits, acks and fa
 loop; only an emit with ``need_task_ids`` waits for the result.
 """
 
-from __future__ import annotations
-
 import queue
 import sys
 import threading

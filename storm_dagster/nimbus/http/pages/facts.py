@@ -1,7 +1,5 @@
 """What the pages show: values for the templates. Nothing here waits for a topology master longer than 0.1 s at a time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

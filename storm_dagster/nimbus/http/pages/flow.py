@@ -1,7 +1,5 @@
 """What flows in one topology, for its page: from the topology master's answer, or from nothing. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

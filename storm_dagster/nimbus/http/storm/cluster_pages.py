@@ -1,7 +1,5 @@
 """Pages of the cluster: summary, conf, supervisors, nimbuses, owners."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages of one topology: its page, components, metrics, spout lag, workers, and its graph (``/visualization``)."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping
