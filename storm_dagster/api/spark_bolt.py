@@ -1,7 +1,5 @@
 """A bolt over micro-batches of tuples as DataFrames, on the cluster's Spark."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import time
@@ -239,7 +237,7 @@ class SparkBolt(Bolt):
     def _column_names(self, tup: Tuple) -> list[str]:
         return self._columns or list(self._context.source_fields(tup.component, tup.stream))
 
-    def _table(self, batch: list[Tuple]) -> pa.Table:
+    def _table(self, batch: list[Tuple]) -> "pa.Table":
         import pyarrow
 
         columns = self._column_names(batch[0])

@@ -5,8 +5,6 @@ It is never the session that plans placements. The conf names the cluster: ``top
 artifact, so that the user's functions can be imported there. pyspark is imported when a Spark component opens.
 """
 
-from __future__ import annotations
-
 import atexit
 import itertools
 import logging
@@ -146,7 +144,7 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def worker_session(conf: Mapping[str, Any], archive: Path | None = None, code: str = "") -> SparkSession:
+def worker_session(conf: Mapping[str, Any], archive: Path | None = None, code: str = "") -> "SparkSession":
     """The session of this process for that conf, created at first use; :class:`Unavailable` if Spark is not reachable.
 
     ``archive`` is the topology's archive; a session gets it once. With ``code``, the id of the topology's code, all

@@ -4,8 +4,6 @@ A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yam
 HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import re
@@ -263,7 +261,7 @@ class ClusterConf:
     def __repr__(self) -> str:
         return f"ClusterConf({mask(self.values)!r})"
 
-    def with_values(self, values: Conf, origin: str) -> ClusterConf:
+    def with_values(self, values: Conf, origin: str) -> "ClusterConf":
         """A copy with ``values`` laid over, validated."""
         checked, warnings = validate_conf(values, source=origin)
         return ClusterConf(
@@ -271,7 +269,7 @@ class ClusterConf:
         )
 
 
-def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> ClusterConf:
+def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> "ClusterConf":
     """Defaults, then ``conf_dir/storm.yaml`` when it exists, then ``overrides``.
 
     Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
@@ -300,7 +298,7 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
     return merged
 
 
-def seed_urls(conf: ClusterConf) -> list[str]:
+def seed_urls(conf: "ClusterConf") -> list[str]:
     """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole URL."""
     scheme, port = "https" if conf.get("storm.tls.cert") else "http", conf["nimbus.http.port"]
     urls: list[str] = []

@@ -1,7 +1,5 @@
 """``HOME/cluster.json``: addresses and pids of the processes of one local cluster; and the conf of its clients."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -72,7 +70,7 @@ class ClusterFile(_Endpoint):
         write_atomically(home / "cluster.json", self.model_dump_json(indent=2) + "\n")
 
     @staticmethod
-    def read(home: Path) -> ClusterFile | None:
+    def read(home: Path) -> "ClusterFile | None":
         """The file of ``home``, or ``None`` when there is none; :class:`Corrupt` when it is damaged."""
         path = home / "cluster.json"
         try:
@@ -114,7 +112,7 @@ def _dev_conf(home: Path) -> dict[str, Any]:
     return loaded
 
 
-def cluster_addresses(cluster: ClusterFile) -> dict[str, Any]:
+def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:
     """The conf keys that follow from the addresses of a running local cluster."""
     values: dict[str, Any] = {
         "storm.zookeeper.servers": cluster.zookeeper.split(","),

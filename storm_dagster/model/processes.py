@@ -4,8 +4,6 @@ On Linux the start is in clock ticks since boot, which setting the clock does no
 it in hundredths of a second. Neither is valid after a reboot.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -132,7 +130,7 @@ class RunFile(BaseModel, ExactProcess):
     @staticmethod
     def write(
         home: Path, role: str, id: str, ports: Mapping[str, int] | None = None, *, pid: int | None = None
-    ) -> RunFile:
+    ) -> "RunFile":
         """Record the calling process (or ``pid``) atomically, and return the record.
 
         ``ProcessLookupError`` when ``pid`` does not exist. ``id`` may hold any character of a node or
@@ -154,7 +152,7 @@ class RunFile(BaseModel, ExactProcess):
         return run_dir(home) / f"{role}-{id.replace('/', '_')}.json"
 
     @staticmethod
-    def read(path: Path) -> RunFile | None:
+    def read(path: Path) -> "RunFile | None":
         """The record in ``path``; ``None`` when the file is gone or unreadable (then it matches no process)."""
         try:
             return RunFile.model_validate_json(path.read_bytes())
@@ -162,7 +160,7 @@ class RunFile(BaseModel, ExactProcess):
             return None
 
     @staticmethod
-    def read_all(home: Path) -> list[RunFile]:
+    def read_all(home: Path) -> "list[RunFile]":
         """All readable records of ``home``, by file name."""
         found = [RunFile.read(path) for path in sorted(run_dir(home).glob("*.json"))]
         return [record for record in found if record is not None]

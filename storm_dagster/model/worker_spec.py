@@ -4,8 +4,6 @@ The supervisor writes it atomically before it starts the process; the worker rea
 task list: which tasks to run is read from ZooKeeper, so that a restarted worker can never run stale ones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -79,7 +77,7 @@ class WorkerSpec(BaseModel):
         write_atomically(path, self.model_dump_json(indent=1), mode=0o600)
 
     @staticmethod
-    def read(path: Path) -> WorkerSpec:
+    def read(path: Path) -> "WorkerSpec":
         """The spec in ``path``; :class:`Corrupt` when it is damaged."""
         try:
             return WorkerSpec.model_validate_json(path.read_bytes())
@@ -104,7 +102,7 @@ class HeartbeatFile(BaseModel):
     """``starting``, ``running`` or ``paused`` (the lease ended: nothing is executed, the process waits)."""
 
     @staticmethod
-    def read(path: Path) -> HeartbeatFile | None:
+    def read(path: Path) -> "HeartbeatFile | None":
         """The newest beat, or ``None`` when there is none yet or it is damaged (the next beat replaces it)."""
         try:
             # The worker may be another user's: nothing that it puts there blocks, leads elsewhere or has no end.

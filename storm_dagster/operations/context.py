@@ -1,7 +1,5 @@
 """Context of every operation: the cluster's state, its blobs, its conf, a planner, and clocks."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random
@@ -85,7 +83,7 @@ class OperationsContext:
         """The cluster's liveness limits."""
         return LivenessLimits.from_conf(self.conf.values)
 
-    def accepting_fewer(self, allow_degraded: bool = True, minimum: int | None = None) -> OperationsContext:
+    def accepting_fewer(self, allow_degraded: bool = True, minimum: int | None = None) -> "OperationsContext":
         """The context for somebody who ``allow_degraded``: too few copies of a blob are no error for him."""
         if not allow_degraded or not isinstance(self.blobs, ReplicatedStore):
             return self
@@ -160,12 +158,12 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
     return topology
 
 
-def load_runnable(ctx: OperationsContext, topology: TopologyView) -> Runnable:
+def load_runnable(ctx: "OperationsContext", topology: TopologyView) -> Runnable:
     """Conf and topology of a running topology: those of the code that it runs now. Errors as of :func:`load_code`."""
     return load_code(ctx, topology.code_dir)
 
 
-def load_code(ctx: OperationsContext, code_dir: str) -> Runnable:
+def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
     """Conf and topology from the blobs of this code.
 
     :class:`Unavailable` when nobody holds them now (the topology is degraded, never deleted for that),

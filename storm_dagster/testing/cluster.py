@@ -5,8 +5,6 @@ with LocalCluster(tmp_path) as cluster:
     cluster.show("wc")["workers"]
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -47,7 +45,7 @@ class LocalCluster:
         self._conf = dict(conf or {})
         self._cluster: ClusterFile | None = None
 
-    def start(self) -> LocalCluster:
+    def start(self) -> "LocalCluster":
         """Start the cluster and wait until it is ready; raises a typed error if that fails."""
         supervisors, slots, nimbuses, zookeepers = self._size
         pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
@@ -73,7 +71,7 @@ class LocalCluster:
         """Stop all its processes."""
         run_cli("stop", "--json", "--home", str(self.home), timeout=120).check()
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> "LocalCluster":
         try:
             return self.start()
         except BaseException:

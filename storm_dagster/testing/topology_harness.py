@@ -5,8 +5,6 @@ run in the calling thread, always in the same order; blocking components keep th
 :meth:`TopologyHarness.advance` moves time, so that the test controls ticks, windows, checkpoints and timeouts.
 """
 
-from __future__ import annotations
-
 import time
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
@@ -282,7 +280,7 @@ class TopologyHarness:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def __enter__(self) -> TopologyHarness:
+    def __enter__(self) -> "TopologyHarness":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """The cluster's state as the daemons, the runs and the tests use it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import uuid
@@ -177,7 +175,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
         if self._owns_state:
             self.state.close()
 
-    def __enter__(self) -> StormClusterState:
+    def __enter__(self) -> "StormClusterState":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,8 +2,6 @@
 observer between two polls of the cluster; :mod:`storm_dagster.zk.sensor_memory` stores it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -70,7 +68,7 @@ class Cause:
         return {**asdict(self), "tasks": encode_ranges(self.tasks), "avoid": list(self.avoid)}
 
     @staticmethod
-    def from_json(document: Any) -> Cause:
+    def from_json(document: Any) -> "Cause":
         """The cause of :meth:`to_json`; :class:`InvalidRequest` for anything else."""
         try:
             return msgspec.convert({**document, "tasks": decode_ranges(document["tasks"])}, Cause, strict=False)
@@ -84,7 +82,7 @@ class Cause:
 class Attempt:
     """A cause to act on now, and the number of the attempt."""
 
-    cause: Cause
+    cause: "Cause"
     number: int
 
     @property
@@ -102,7 +100,7 @@ SPREAD_PAUSE_SECS = 600.0
 
 
 def due_attempts(
-    causes: Iterable[Cause],
+    causes: "Iterable[Cause]",
     memory: AttemptMemory,
     *,
     boot_now: float,

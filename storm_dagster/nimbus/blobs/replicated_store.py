@@ -1,7 +1,5 @@
 """The blob store of one nimbus: its own disk, the registration in ZooKeeper, and the copies elsewhere."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterable
@@ -55,7 +53,7 @@ class NimbusBlobStore:
         self._minimum = minimum
         self._terms = WriteTerms()
 
-    def accepting_fewer(self, minimum: int | None = None) -> NimbusBlobStore:
+    def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobStore":
         """The same store on such terms (:class:`~storm_dagster.blobstore.store.ReplicatedStore`)."""
         other = copy.copy(self)
         other._terms = WriteTerms(minimum=minimum, allow_degraded=True)

@@ -4,8 +4,6 @@ Pure: from a view of the cluster, the topology master's answer and the errors. :
 gives them (``snapshot(name)``) with everything filled in.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,7 +216,7 @@ class TopologySize:
     cpu: float
 
     @staticmethod
-    def of(*topologies: TopologyView) -> TopologySize:
+    def of(*topologies: TopologyView) -> "TopologySize":
         """The size of all of them together."""
         tables = [(one.tasks, one.base.executors) for one in topologies if one.tasks is not None]
         workers = [worker for one in topologies if one.assignment for worker in one.assignment.workers]

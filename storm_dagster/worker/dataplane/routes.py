@@ -1,7 +1,5 @@
 """Placement of a topology's tasks, and routes of output streams, resolved once per assignment so that each tuple is cheap."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,7 +146,7 @@ class Route:
         """Tuples sent: one for each emitted tuple and receiving task."""
         return self.emitted * self.copies + self.extra
 
-    def adopt(self, other: Route) -> None:
+    def adopt(self, other: "Route") -> None:
         """Continue the counts of the route that this one replaces."""
         self.emitted: int = other.emitted
         self.extra = other.transferred - self.emitted * self.copies
@@ -181,7 +179,7 @@ def build_routes(
     task: int,
     link: Callable[[int, str], Any],
     context: Any = None,
-) -> dict[str, Route]:
+) -> "dict[str, Route]":
     """Routes of all streams of ``task``; ``link(target task, stream)`` creates links.
 
     Subscribers without tasks are skipped.
@@ -206,7 +204,7 @@ def build_routes(
     return routes
 
 
-def _subscribe(route: Route, grouping: GroupingSpec, links: list[Any], task: int, context: Any) -> None:
+def _subscribe(route: "Route", grouping: GroupingSpec, links: list[Any], task: int, context: Any) -> None:
     rule = GROUPINGS[grouping.type]
     by_task = {link.task: link for link in links}
     if rule.needs == "direct":

@@ -4,8 +4,6 @@ The loop never waits for ZooKeeper: it gets immutable :class:`Placement` values.
 to close tasks before it gives them up in ZooKeeper, where their new owner sees it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets
@@ -52,7 +50,7 @@ class ClusterSync:
     conf: Mapping[str, Any]
     cluster: StormClusterState
     lease: WorkerLease
-    loop: Loop
+    loop: "Loop"
 
     def __post_init__(self) -> None:
         self.slot = (self.spec.node, self.spec.port)

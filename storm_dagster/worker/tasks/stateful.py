@@ -1,7 +1,5 @@
 """Checkpoints of stateful bolts, and the acks that wait for them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -155,7 +153,7 @@ class StateDriver:
     """State of one task. Used by the thread that runs the bolt, except :meth:`has_pending_acks`."""
 
     def __init__(
-        self, bolt: StatefulBolt | WindowedBolt, runner: Runner, log: StateLog, windows: WindowDriver | None = None
+        self, bolt: StatefulBolt | WindowedBolt, runner: "Runner", log: StateLog, windows: "WindowDriver | None" = None
     ) -> None:
         self.bolt = bolt
         self.runner = runner
@@ -432,7 +430,7 @@ class StateDriver:
             self.log.close()
 
 
-def grouped_by_fields(runner: Runner) -> dict[tuple[str, str], list[int]] | None:
+def grouped_by_fields(runner: "Runner") -> dict[tuple[str, str], list[int]] | None:
     """(component, stream) -> indices of the fields that the input is grouped by; ``None`` if one is not."""
     found: dict[tuple[str, str], list[int]] = {}
     for item in runner.part.inputs:

@@ -1,7 +1,5 @@
 """Windowed bolts: timestamps, late tuples, due windows, what checkpoints hold of them, and delivery of what they emit."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import deque
@@ -32,7 +30,7 @@ class ResultTracker:
     """Roots of the results of a windowed task, as a spout has them. :meth:`take` belongs to the thread that runs the
     bolt, all else to the loop."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: "Runner") -> None:
         self._runner = runner
         self.task_id = runner.task_id
         self.pending: PendingMap[int] = PendingMap(float(runner.conf.get("topology.message.timeout.secs") or 30))
@@ -107,7 +105,7 @@ class WindowDriver:
     together with the end of the window; it is sent after the checkpoint, until its tree is complete.
     """
 
-    def __init__(self, bolt: WindowedBolt, runner: Runner) -> None:
+    def __init__(self, bolt: WindowedBolt, runner: "Runner") -> None:
         self.bolt = bolt
         self.runner = runner
         conf = runner.conf
@@ -159,7 +157,7 @@ class WindowDriver:
         self._contents = contents
         self.windows = Windows(self.shape, self._sources, contents.windows, map(_with_tuple, contents.entries()))
 
-    def attach(self, state: StateDriver) -> None:
+    def attach(self, state: "StateDriver") -> None:
         """Take tuples from now on."""
         self._state, contents = state, self._contents
         self.runner.results = self.results = ResultTracker(self.runner)
