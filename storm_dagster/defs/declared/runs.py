@@ -1,6 +1,5 @@
 """Definitions of one declared topology: its asset, checks, jobs and schedules."""
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -4,7 +4,6 @@ It keeps nothing but the time of its last tick: what it observed before is the n
 Observations follow changes of state. While nothing changes, a small one every 10 minutes confirms that all tasks run.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import time
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
 """The reassignment job: dead tasks get a slot again."""
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 from dataclasses import replace
 from typing import Any
 

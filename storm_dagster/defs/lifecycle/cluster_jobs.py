@@ -3,7 +3,6 @@
 Only these and `dev` itself start daemons. The cluster is detached: it outlives the run.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import os
 import subprocess
 import sys

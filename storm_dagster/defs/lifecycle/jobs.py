@@ -1,6 +1,5 @@
 """One op job for each verb of a topology's life. Each waits for its effect and then reports it."""
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import functools
 import time
 from collections import Counter

@@ -5,7 +5,6 @@ task for task). Only when that improves the balance by more than ``topology.reba
 `rebalance_topology` plan with PySpark and move tasks; otherwise the tick's skip reason explains it.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import logging
 from collections.abc import Iterable
 from typing import Any

@@ -5,7 +5,6 @@ out of `submit_topology`, whose run has exactly six steps; `supervisor_sensor` e
 cluster changes.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

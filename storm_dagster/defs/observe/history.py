@@ -5,7 +5,6 @@ Dagster keeps runs for ever, and ticks that launched something too. What others 
 the run that made what an asset, or a topology that lives, shows now.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import logging
 from collections import defaultdict

@@ -6,7 +6,6 @@ counters for every component in ``samples/hour=…`` and what they grew by since
 history is, and drops what is older than ``dagster.metrics.retention.hours``.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import shutil
 import time
 from collections.abc import Iterable, Mapping

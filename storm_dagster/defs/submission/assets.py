@@ -4,7 +4,6 @@ Assets return only metadata: ZooKeeper and the blob store hold the truth, nothin
 storage, so that any stage can be run again alone, in another process.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
 from collections.abc import Callable, Mapping
 from operator import itemgetter
