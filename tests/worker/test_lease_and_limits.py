@@ -11,7 +11,7 @@ import pytest
 from storm_dagster.api import TaskState
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.worker.runtime.process import ErrorReporter, error_group
 
 

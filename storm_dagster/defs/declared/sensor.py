@@ -13,8 +13,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
-from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, under_way
-from storm_dagster.defs.declared.runs import DEPLOY_TAG, REBALANCE_JOB, ask_job
+from storm_dagster.defs.declared.runs import DEPLOY_JOB, DEPLOY_TAG, REBALANCE_JOB, ask_job, deploy_request, under_way
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation

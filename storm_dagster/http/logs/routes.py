@@ -15,8 +15,7 @@ from storm_dagster.http.description import HttpApi
 from storm_dagster.http.logs.pages import PAGE_BYTES, check_encoding, page_bounds, read_page, whole_characters
 from storm_dagster.http.logs.search import Search, search_log
 from storm_dagster.http.logs.tree import LogTree
-from storm_dagster.http.responses import query_flag, query_int, query_text, query_word
-from storm_dagster.http.streams import StreamResponse
+from storm_dagster.http.responses import StreamResponse, query_flag, query_int, query_text, query_word
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 

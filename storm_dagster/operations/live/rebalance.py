@@ -20,12 +20,12 @@ from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.actions import announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import placement_error, write_reasons
 from storm_dagster.operations.transactions import (
+    announce,
     append_assignment,
     bump_assignments_version,
     commit,

@@ -25,9 +25,8 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec, read_json_object
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.runtime.cluster_sync import ClusterSync
+from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
-from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
 from storm_dagster.worker.tasks.events import EventSender
 from storm_dagster.worker.tasks.runner import Shared

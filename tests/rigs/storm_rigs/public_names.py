@@ -51,7 +51,7 @@ DOCUMENT_MODULES = (
     "nimbus.blobs.registry",
     "nimbus.requests.unreported",
     "nimbus.thrift.pending",
-    "operations.actions",
+    "operations.transactions",
     "operations.live.rebalance",
     "operations.submit.staging",
     "supervisor.local_state",
