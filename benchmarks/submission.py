@@ -23,7 +23,7 @@ import httpx
 from tables import Row, run
 
 from storm_dagster.model.dagster_names import STAGES
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 

@@ -17,8 +17,7 @@ from storm_dagster.cli.app import VERBS, cli
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model import records
-from storm_dagster.model.conf import default_conf, keys_without_meaning
-from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.conf import CONF_KEYS, default_conf, keys_without_meaning
 
 
 def cell(text: object) -> str:

@@ -4,8 +4,6 @@ Importing the package imports neither pyspark, pandas nor dagster: public names 
 so that a worker process stays small.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from storm_dagster.model.exports import lazy_names

@@ -1,7 +1,5 @@
 """Public API for topology authors: components, groupings, topologies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,21 +7,17 @@ from storm_dagster.model.exports import lazy_names
 
 if TYPE_CHECKING:
     from storm_dagster.api.batching import BatchingBolt, TicklessBatchingBolt
-    from storm_dagster.api.bolts import Bolt
+    from storm_dagster.api.bolts import Bolt, DagsterReports, KeyValueState, StatefulBolt
     from storm_dagster.api.builder import Topology, TopologyBuilder
-    from storm_dagster.api.component import Component, log, logger
+    from storm_dagster.api.component import Component, ShellBolt, ShellSpout, log, logger
     from storm_dagster.api.context import TopologyContext
-    from storm_dagster.api.dagster_reports import DagsterReports
     from storm_dagster.api.functions import Emit, bolt, spout
     from storm_dagster.api.joins import Join, JoinBolt
-    from storm_dagster.api.shell import ShellBolt, ShellSpout
     from storm_dagster.api.spark import SparkBolt, SparkSpout
     from storm_dagster.api.spark_query import SparkQuery
-    from storm_dagster.api.specs import Spec
+    from storm_dagster.api.specs import Grouping, Spec, Stream
     from storm_dagster.api.spouts import ReliableSpout, Spout
     from storm_dagster.api.state import TaskState
-    from storm_dagster.api.stateful import KeyValueState, StatefulBolt
-    from storm_dagster.api.streams import Grouping, Stream
     from storm_dagster.api.tuples import Tuple, is_tick
     from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 
@@ -65,21 +59,17 @@ __all__ = [
 
 _PUBLIC = {
     "batching": "BatchingBolt TicklessBatchingBolt",
-    "bolts": "Bolt",
+    "bolts": "Bolt DagsterReports KeyValueState StatefulBolt",
     "builder": "Topology TopologyBuilder",
-    "component": "Component log logger",
+    "component": "Component ShellBolt ShellSpout log logger",
     "context": "TopologyContext",
-    "dagster_reports": "DagsterReports",
     "functions": "Emit bolt spout",
     "joins": "Join JoinBolt",
-    "shell": "ShellBolt ShellSpout",
     "spark": "SparkBolt SparkSpout",
     "spark_query": "SparkQuery",
-    "specs": "Spec",
+    "specs": "Grouping Spec Stream",
     "spouts": "ReliableSpout Spout",
     "state": "TaskState",
-    "stateful": "KeyValueState StatefulBolt",
-    "streams": "Grouping Stream",
     "tuples": "Tuple is_tick",
     "windows": "TupleWindow Window WindowedBolt",
 }

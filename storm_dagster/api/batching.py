@@ -1,7 +1,5 @@
 """Bolts that gather tuples and process them in batches."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,13 +1,68 @@
-"""Bolts: components that process tuples."""
+"""Bolts: components that process tuples; their reports to Dagster."""
 
-from __future__ import annotations
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, TypedDict
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing_extensions import Unpack
 
 from storm_dagster.api.component import Component
-from storm_dagster.api.dagster_reports import DagsterReports
 from storm_dagster.api.tuples import Tuple, TupleId
+from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.errors import InvalidRequest
+
+
+class AssetEvent(TypedDict, total=False):
+    """Fields of a materialization or observation."""
+
+    partition: str | None
+    metadata: Mapping[str, Any] | None
+    description: str | None
+    data_version: str | None
+    anchors: Sequence[Any] | None
+
+
+class DagsterReports:
+    """``self.dagster`` of a bolt. Each call checks its values, and returns at once.
+
+    The event is delivered at least once, through nimbus: the tuple in process is acked only when Dagster has stored
+    the event, and a replayed tuple reports it again. Without a tuple (ticks, ``initialize``, untracked tuples, bolts
+    without ``auto_anchor``) the worker keeps the event until then, and reports an error if it must drop it. As with
+    ``emit``, ``anchors`` sets other tuples. Equal pending events are sent once.
+
+    ``key`` is ``"lake/clicks"`` or a list of its parts. ``metadata`` are JSON values, 16 KiB at most.
+    """
+
+    def __init__(self, bolt: Any) -> None:
+        self._bolt = bolt
+
+    def materialize(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
+        """Report that the asset, or a partition of it, was materialized: what depends on it may start."""
+        self._report("materialization", key, **event)
+
+    def observe(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
+        """Report an observation of the asset; nothing starts, unless its data version has changed."""
+        self._report("observation", key, **event)
+
+    def check(
+        self,
+        key: str | Sequence[str],
+        name: str,
+        passed: bool,
+        *,
+        partition: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        severity: Literal["ERROR", "WARN"] = "ERROR",
+        anchors: Sequence[Any] | None = None,
+    ) -> None:
+        """Report the result of the asset check ``name``."""
+        given = {"partition": partition, "metadata": metadata, "severity": severity, "anchors": anchors}
+        self._report("check", key, check=name, passed=passed, **given)
+
+    def _report(self, kind: str, key: Any, anchors: Any = None, **given: Any) -> None:
+        bolt = self._bolt
+        event = DagsterEvent.make(f"{bolt.topology_name}/{bolt.component_name}", kind, key, **given)
+        bolt._bound().event(event, bolt._anchors(anchors))
+
 
 AUTO: Any = None
 """Default ``anchors`` of an emit, as ``auto_anchor`` says; pass ``[]`` for an unanchored tuple."""
@@ -98,3 +153,71 @@ class Bolt(Component):
         """
         reason = self._why if reason is None else reason
         self._bound().fail(tup._tuple if isinstance(tup, TupleId) else tup, reason)
+
+
+class KeyValueState(Protocol):
+    """Key-value store in memory, saved at checkpoints. Values are those that tuples may hold.
+
+    Assign what has changed: ``state[key] = value``. A value that is changed in place is not saved.
+    """
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value, or ``default``."""
+        ...
+
+    def __getitem__(self, key: Any) -> Any: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def __delitem__(self, key: Any) -> None: ...
+
+    def __contains__(self, key: Any) -> bool: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """The (key, value) pairs of this task."""
+        ...
+
+
+class StatefulBolt(Bolt):
+    """A bolt with ``self.state``, from ``initialize`` on. Alone, or as a mixin: ``class Totals(StatefulBolt,
+    WindowedBolt)``.
+
+    A tuple is acked only when its changes of the state are in a checkpoint, so that no change is lost: tuples without
+    a checkpoint are replayed. A checkpoint is taken when the task's queue is empty, and at least every
+    ``topology.state.checkpoint.interval.ms``. When ``process`` raises, its changes of the state are reverted.
+
+    A tuple can be applied twice: when its worker dies between a checkpoint and the acks, or when another bolt failed
+    it. ``message_id`` prevents that: a tuple whose id was applied in the last ``topology.state.remember.secs`` goes to
+    ``process_again`` instead of ``process``.
+
+    If all inputs are grouped by fields, state is divided by key: the key of a state entry must be the value
+    that the tuple was grouped by (a tuple of them for several fields), and the entry moves with it when the number of
+    tasks changes. Otherwise each task has its own state; then ``merge_states`` merges the states of removed tasks.
+    """
+
+    state: KeyValueState
+    state_scope: ClassVar[Literal["key", "task"] | None] = None
+    """Overrides how the state is divided."""
+    message_id: ClassVar[str | Sequence[str] | None] = None
+    """Fields whose values make the id of a tuple on its stream. Needs inputs grouped by fields."""
+    _sink_batches: Any = None
+
+    def process_again(self, tup: Tuple) -> None:
+        """Handle a tuple that was applied before: emit again what downstream needs; by default nothing."""
+
+    def merge_states(self, key: Any, values: list[Any]) -> Any:
+        """Merge the values that several tasks have for a key, when the number of tasks shrinks."""
+        raise InvalidRequest(
+            f"{type(self).__name__} has fewer tasks than before, and {len(values)} values for {key!r:.80}: "
+            "define merge_states(self, key, values)"
+        )
+
+    def _begin(self) -> None:
+        self.state._begin()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _undo(self) -> None:
+        self.state._undo()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,12 +1,9 @@
 """Topologies as classes, whose attributes are the components, or by a builder; and the checks of every topology."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from storm_dagster.api.specs import Inputs, Spec, _json_map
-from storm_dagster.api.streams import Outputs
+from storm_dagster.api.specs import Inputs, Outputs, Spec, _json_map
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.names import check_component_id
 from storm_dagster.model.topology import ComponentSpec, TopologySpec

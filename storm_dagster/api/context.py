@@ -1,7 +1,5 @@
 """Context of a running task: its identity and its topology."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,8 +35,8 @@ class TopologyContext:
         owns: Callable[[], bool] | None = None,
         now_ms: Callable[[], int] | None = None,
         assignment_version: int = 0,
-        open_state: Callable[[TopologyContext], TaskState] | None = None,
-        open_positions: Callable[[TopologyContext], Any] | None = None,
+        open_state: "Callable[[TopologyContext], TaskState] | None" = None,
+        open_positions: "Callable[[TopologyContext], Any] | None" = None,
     ) -> None:
         self.topology_id = topology_id
         self.spec = spec
@@ -165,7 +163,7 @@ class TopologyContext:
             return default
 
 
-_KEYS: dict[str, Callable[[TopologyContext], Any]] = {
+_KEYS: "dict[str, Callable[[TopologyContext], Any]]" = {
     "task->component": lambda of: {str(task): name for task, name in of._tasks.items()},
     "taskid": lambda of: of.task_id,
     "componentid": lambda of: of.component,

@@ -16,8 +16,6 @@ What is yielded is emitted: a tuple has a value for each field, anything else is
 :class:`Emit` names another stream, and ``None`` is nothing. A function that is no generator may return one of these.
 """
 
-from __future__ import annotations
-
 import collections.abc
 import inspect
 import types
@@ -26,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, overload
 
 from storm_dagster.api.bolts import Bolt
+from storm_dagster.api.specs import Outputs
 from storm_dagster.api.spouts import ReliableSpout, Spout
-from storm_dagster.api.streams import Outputs
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import FIELD_TYPES, StreamSpec

@@ -4,8 +4,6 @@ Both run the user's functions on the cluster's Spark (``topology.spark.remote``,
 no Spark runs inside a worker. The assignment places only the task that drives Spark; Spark places its own stages.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -13,12 +11,15 @@ from typing import Any, ClassVar
 
 from storm_dagster.api.spark_bolt import SparkBolt as SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
-from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss, is_taken, query_error
 from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spark_session import (
+    ErrorsOnce,
     archive_of,
     check_function,
     drop_worker_session,
+    is_session_loss,
+    is_taken,
+    query_error,
     resolve_function,
     spark_target,
     worker_session,

@@ -1,7 +1,5 @@
 """A bolt over micro-batches of tuples as DataFrames, on the cluster's Spark."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import time
@@ -10,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark_bridge import rows_of
-from storm_dagster.api.spark_errors import ErrorsOnce, is_session_loss
 from storm_dagster.api.spark_session import (
+    ErrorsOnce,
     archive_of,
     check_function,
     drop_worker_session,
+    is_session_loss,
     resolve_function,
     worker_session,
 )
@@ -238,7 +237,7 @@ class SparkBolt(Bolt):
     def _column_names(self, tup: Tuple) -> list[str]:
         return self._columns or list(self._context.source_fields(tup.component, tup.stream))
 
-    def _table(self, batch: list[Tuple]) -> pa.Table:
+    def _table(self, batch: list[Tuple]) -> "pa.Table":
         import pyarrow
 
         columns = self._column_names(batch[0])

@@ -6,8 +6,6 @@ only raw bytes are sent and read, nothing is unpickled), streams the batch as Ar
 acked every row. Only then does Spark commit the batch to its checkpoint: at least once, end to end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -339,7 +337,7 @@ class _BatchCanceled(Exception):
     """The batch was canceled and will not be acked by this endpoint."""
 
 
-def rows_of(table: pa.Table) -> list[list[Any]]:
+def rows_of(table: "pa.Table") -> list[list[Any]]:
     """Rows of a table as lists of Python values, in column order."""
     columns = [column.to_pylist() for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)]

@@ -4,8 +4,6 @@ The owner is a record in the checkpoint's folder ``owner``, which Spark writes a
 Spark server can write, which a worker may not reach.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

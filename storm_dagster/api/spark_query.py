@@ -1,7 +1,5 @@
 """A component that is a whole Structured Streaming query of the cluster's Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 

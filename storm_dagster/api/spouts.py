@@ -1,7 +1,5 @@
 """Spouts: sources of tuples."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The path below ``topology.state.dir`` is topology *name*, component and task id,
 moves between slots of one host, and new deployments of the topology.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -76,7 +74,7 @@ class TaskState:
     @staticmethod
     def open(
         folder: Path, topology: str, component: str, task: int, owns: Callable[[], bool] | None = None
-    ) -> TaskState:
+    ) -> "TaskState":
         """Open the store of one task; ``owns()``: whether this process may still write."""
         safe = quote(component, safe="").replace(".", "%2E") or "%00"
         return TaskState(folder / topology / safe / f"{task}.sqlite3", owns)

@@ -1,7 +1,5 @@
 """Tuples, which components send each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -20,7 +18,7 @@ class Values(list[Any]):
     _fields: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def of_stream(cls, fields: Sequence[str]) -> type[Values]:
+    def of_stream(cls, fields: Sequence[str]) -> "type[Values]":
         """The class for the values of a stream. A field hides a method of lists (``count``)."""
         names = {name: property(itemgetter(at)) for at, name in enumerate(fields) if not name.startswith("_")}
         return type("Values", (cls,), {"__slots__": (), "_fields": tuple(fields), **names})

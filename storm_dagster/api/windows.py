@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from storm_dagster.api.batching import GatheringBolt
-from storm_dagster.api.specs import Inputs, Spec
-from storm_dagster.api.streams import Outputs, Stream
+from storm_dagster.api.specs import Inputs, Outputs, Spec, Stream
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 

@@ -1,7 +1,5 @@
 """Blob store of runs and of the command line: a client of the leading nimbus."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import tempfile
@@ -55,13 +53,13 @@ class NimbusBlobClient:
         """Close the connections; the client cannot be used afterwards."""
         self._http.close()
 
-    def accepting_fewer(self, minimum: int | None = None) -> NimbusBlobClient:
+    def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobClient":
         """The same client, whose writes need ``minimum`` copies, or fewer where there are no more nimbuses."""
         other = copy.copy(self)
         other.allow_degraded, other.min_replication = True, minimum or self.min_replication
         return other
 
-    def __enter__(self) -> NimbusBlobClient:
+    def __enter__(self) -> "NimbusBlobClient":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,8 +13,6 @@ keys with the same content share one object, so that an archive that was staged,
 takes its space once. No part of a caller's key reaches the file system unquoted.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

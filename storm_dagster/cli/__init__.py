@@ -1,7 +1,5 @@
 """The command line, ``storm-dagster VERB``."""
 
-from __future__ import annotations
-
 __all__ = ["main"]
 
 

@@ -1,24 +1,61 @@
-"""The verb table, and how a verb's outcome becomes output and an exit code.
+"""The grammar of the command line, ``verbs.yaml``, and how a verb's outcome becomes output and an exit code.
 
 Verbs are imported when they are used: ``submit`` must not pay for what ``dev`` needs.
 """
 
-from __future__ import annotations
-
+import functools
 import importlib
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from storm_dagster import __version__
-from storm_dagster.cli.grammar import grammar
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.host import needs
+from storm_dagster.model.tables import load_table
 from storm_dagster.model.verbs import VERBS as CHANGES
+
+
+@functools.cache
+def grammar() -> dict[str, dict[str, Any]]:
+    """``verbs.yaml``, which says what it holds."""
+    return load_table(__name__, "verbs")
+
+
+_KINDS: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "as it is": click.UNPROCESSED,
+    "file": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "new file": click.Path(dir_okay=False, path_type=Path),
+    "new file or -": click.Path(allow_dash=True, dir_okay=False, path_type=Path),
+    "file to write": click.File("w", encoding="utf-8", lazy=True),
+}
+
+
+def parameters(rows: Mapping[str, Any] | None, function: Any) -> Any:
+    """Add arguments and options of the grammar to a command's function."""
+    for names, given in reversed(list((rows or {}).items())):
+        settings = dict(given or {})
+        if choice := settings.pop("choice", None):
+            settings["type"] = click.Choice(choice)
+        kind = settings.pop("kind", None)
+        if between := settings.pop("between", None):
+            settings["type"] = (click.FloatRange if kind == "float" else click.IntRange)(*between)
+        elif kind is not None:
+            settings["type"] = _KINDS[kind]
+        if names.startswith("-"):
+            settings.setdefault("show_default", "default" in settings and "/" not in names)
+            function = click.option(*names.split(), **settings)(function)
+        else:
+            function = click.argument(names, **settings)(function)
+    return function
 
 
 def _verbs() -> Iterator[tuple[str, tuple[str, str]]]:
@@ -77,11 +114,9 @@ def _fail(document: dict[str, Any], code: int, as_json: bool) -> NoReturn:
 
 
 def _flush() -> None:
-    try:
+    with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:
-        pass
 
 
 def _document(kind: str, message: str) -> dict[str, Any]:

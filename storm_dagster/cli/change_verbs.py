@@ -1,7 +1,5 @@
 """``submit``, ``jar``, and the verbs that change a topology, each made of its row in :data:`~storm_dagster.model.verbs.VERBS`."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json
@@ -15,14 +13,13 @@ from typing import Any, get_args, get_origin
 import click
 import yaml
 
-from storm_dagster.cli.grammar import grammar, parameters
+from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table
 from storm_dagster.client.changes import Change, change_topology
-from storm_dagster.model.conf import parse_assignments, validate_conf
+from storm_dagster.model.conf import parse_assignments, validate_conf, yaml_problem
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.masking import yaml_problem
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS, Flag, RequestModel, SubmitRequest, Verb, bounds_of
 

@@ -1,7 +1,5 @@
 """``dev``, ``stop`` and ``status``: a whole local cluster."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -15,10 +13,9 @@ from storm_dagster.cli.health import ProcessState, advice, check_dagster, healin
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, plain, print_answer, print_json, print_table, say
 from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.endpoints import DEV_CONF, ClusterFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.model.home_conf import DEV_CONF
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 
 
 def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool) -> None:

@@ -1,7 +1,5 @@
 """The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``web``, ``warm-runs``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -20,7 +18,7 @@ from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.host import require_linux
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.model.spark_remote import SPARK_TOKEN, spark_token
 

@@ -1,7 +1,5 @@
 """``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy; the invariants I1 to I8."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import logging
@@ -20,7 +18,7 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security, zookeeper_tls
 from storm_dagster.model.spark_remote import derived_spark_token
 

@@ -1,7 +1,5 @@
 """Health of a cluster's Dagster, read over HTTP without importing dagster, and of the processes of a local one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,10 +8,10 @@ from typing import Any, Literal
 import psutil
 import yaml
 
-from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
+from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport

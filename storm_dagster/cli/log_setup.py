@@ -1,7 +1,5 @@
 """Logging: the standard library's loggers, rendered by structlog."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import logging.handlers

@@ -1,7 +1,5 @@
 """``logs`` and ``tail``: the logs of workers, of this machine and of others, and those of local daemons."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

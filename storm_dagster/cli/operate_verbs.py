@@ -1,7 +1,5 @@
 """Verbs for operators: ``blacklist add|remove|list``, ``blob list|cat|put|delete`` and ``token create``."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Options that every verb takes, and the invocation that they make."""
 
-from __future__ import annotations
-
 import functools
 import ssl
 from collections.abc import Callable, Mapping
@@ -13,15 +11,14 @@ from typing import Any
 import click
 import httpx
 
-from storm_dagster.cli.grammar import grammar, parameters
+from storm_dagster.cli.app import grammar, parameters
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.conf import ClusterConf, parse_assignments, seed_urls
-from storm_dagster.model.endpoints import home_dir
+from storm_dagster.model.endpoints import cluster_conf, home_dir
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.home_conf import cluster_conf
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security, zookeeper_tls
 
 

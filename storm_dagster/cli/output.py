@@ -1,7 +1,5 @@
 """Output of a verb: one JSON document or tables on standard output, progress on standard error."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -125,7 +123,7 @@ class Steps:
         self._live = sys.stderr.isatty()
         self._drawn = False
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> "Steps":
         if not self._quiet:
             self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
             self._thread.start()

@@ -1,7 +1,5 @@
 """Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``, ``state``; ``dead-letters``."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json
@@ -12,12 +10,11 @@ from urllib.parse import quote
 
 import click
 
-from storm_dagster.cli.grammar import grammar
+from storm_dagster.cli.app import grammar
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table, say
-from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.masking import mask
 
 
 @verb("conf")

@@ -3,8 +3,6 @@
 Every verb has its function here: ``kill_topology(nimbus, "wc", wait_secs=5)`` is :func:`change_topology` for ``kill``.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from storm_dagster.client.changes import Change, change_topology

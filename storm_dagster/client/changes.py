@@ -1,7 +1,5 @@
 """Changes of topologies that run: one function for every verb, and the draining of hosts."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence

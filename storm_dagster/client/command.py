@@ -1,7 +1,5 @@
 """Calls of the command line in a process of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -27,7 +25,7 @@ class CommandResult:
         """The JSON document on standard output (exactly one)."""
         return json.loads(self.out)
 
-    def check(self) -> CommandResult:
+    def check(self) -> "CommandResult":
         """Return itself if the exit code is 0; else raise the typed error that the command printed."""
         if self.code == 0:
             return self
@@ -45,7 +43,7 @@ def run_cli(
     env: Mapping[str, str] | None = None,
     timeout: float = 330.0,
     stdin: str | None = None,
-) -> CommandResult:
+) -> "CommandResult":
     """Run ``storm-dagster ARGS`` with this interpreter; ``home`` becomes STORM_DAGSTER_HOME."""
     full = {**os.environ, **(env or {})}
     if home is not None:

@@ -1,7 +1,5 @@
 """The HTTP client of nimbus: finds the leader, waits for one with patience, turns responses into typed errors."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Mapping
@@ -76,7 +74,7 @@ class NimbusClient:
     @staticmethod
     def of_cluster(
         conf: ClusterConf, home: Path | None = None, *, conf_dir: Path | None = None, **options: Any
-    ) -> NimbusClient:
+    ) -> "NimbusClient":
         """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of ``conf``.
 
         With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` wins over both. ``options``: ``patience``,
@@ -98,13 +96,13 @@ class NimbusClient:
         """Close the connections."""
         self._http.close()
 
-    def accepting_fewer(self, allow_degraded: bool = True) -> NimbusClient:
+    def accepting_fewer(self, allow_degraded: bool = True) -> "NimbusClient":
         """The client of somebody who ``allow_degraded``: fewer copies do when too few nimbuses are alive."""
         other = copy.copy(self)
         other._terms = {"X-Storm-Allow-Degraded": "true"} if allow_degraded else {}
         return other
 
-    def __enter__(self) -> NimbusClient:
+    def __enter__(self) -> "NimbusClient":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Submitting: the one function behind the command line, the Launchpad and users' own programs."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
@@ -15,9 +13,8 @@ from storm_dagster.client.changes import Change
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import Uploaded, upload, upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
-from storm_dagster.model.endpoints import home_dir
+from storm_dagster.model.endpoints import cluster_conf, home_dir
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file

@@ -1,7 +1,5 @@
 """Upload sessions: an archive, a conf and a topology, under one opaque handle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

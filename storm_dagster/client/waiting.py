@@ -1,7 +1,5 @@
 """Waiting for a Dagster run, and then for every task to run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

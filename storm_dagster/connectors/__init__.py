@@ -3,8 +3,6 @@
 Importing this package imports no client library: each module imports its own when a task opens.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from storm_dagster.model.exports import lazy_names

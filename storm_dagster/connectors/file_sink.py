@@ -1,7 +1,5 @@
 """Files as a sink: JSON lines, CSV and Parquet, in a folder or in object storage."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Files as a source: each new one is read, on disks and in whatever fsspec reaches."""
 
-from __future__ import annotations
-
 import csv
 import io
 import time

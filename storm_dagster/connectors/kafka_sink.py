@@ -1,7 +1,5 @@
 """Kafka as a sink."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

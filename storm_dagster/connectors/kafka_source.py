@@ -4,8 +4,6 @@ Tasks are assigned partitions by their index, without a consumer group's protoco
 are committed as offsets of the group, so that Kafka's own tools see them.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

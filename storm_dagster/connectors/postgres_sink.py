@@ -1,7 +1,5 @@
 """PostgreSQL as a sink."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any

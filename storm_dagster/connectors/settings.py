@@ -1,7 +1,5 @@
 """Settings of a client library in a component's conf, and the secrets among them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -9,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.model.conf import is_secret_key
 from storm_dagster.model.errors import InvalidRequest, MissingPart
-from storm_dagster.model.masking import is_secret_key
 
 __all__ = ["client_library", "client_settings"]
 

@@ -1,15 +1,13 @@
 """Bolts that write what they receive to a system outside: databases, files, brokers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from storm_dagster.api.stateful import StatefulBolt
-from storm_dagster.api.streams import Outputs, Stream
+from storm_dagster.api.bolts import StatefulBolt
+from storm_dagster.api.specs import Outputs, Stream
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
 

@@ -1,7 +1,5 @@
 """Spout that reads a source: at least once, with retries, dead letters, committed positions and lag."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sources: what a :class:`SourceSpout` reads, and what to write for another system."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol

@@ -5,8 +5,6 @@ so that gaps (compaction, transaction markers) mean nothing. A failed record is 
 records stops reading, never a retry.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Iterator
@@ -61,7 +59,7 @@ class OpenRecord:
 
     __slots__ = ("done", "progress", "record", "reported", "tries", "waits")
 
-    def __init__(self, progress: PartitionProgress, record: SourceRecord) -> None:
+    def __init__(self, progress: "PartitionProgress", record: SourceRecord) -> None:
         self.progress = progress
         self.record = record
         self.tries = 0

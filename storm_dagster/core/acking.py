@@ -5,8 +5,6 @@ it is emitted and when it has been processed, so that the number is zero exactly
 by an accident of one in 2**64). The order in which the values arrive does not matter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 

@@ -3,8 +3,6 @@
 An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``). Only administrators may do the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A finding names one thing to change. A bolt that waits for a slower one downstream is not named: it is held back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median

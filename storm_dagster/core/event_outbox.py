@@ -4,8 +4,6 @@ Pure: the caller passes the time, sends the batches and carries out the results.
 ack waits for an event. At most one batch is in flight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar

@@ -4,8 +4,6 @@ Pure. A log is a sequence of checkpoints, each framed by its length and checksum
 was writing when it died is at the end, cut short, and is ignored: its tuples were not acked.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, MutableMapping

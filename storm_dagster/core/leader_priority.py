@@ -5,8 +5,6 @@ blobs missing (JStorm's). A topology whose blobs nobody holds is degraded and bl
 alike, and the first to create the leader's node wins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

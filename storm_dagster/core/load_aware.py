@@ -6,8 +6,6 @@ once and comes back slowly. Other than there, the heaviest target always has the
 busy one in turn, all weights would sink together, and one step near nought send everything to a single task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, Generic, TypeVar

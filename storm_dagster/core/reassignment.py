@@ -4,8 +4,6 @@ Three events: ``new`` (a submission), ``monitor`` (tasks judged dead) and ``reba
 planner sees only supervisors that may get work; what runs on any other stays where it is (``unstopped``).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

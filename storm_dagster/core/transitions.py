@@ -4,8 +4,6 @@ Pure: a base and an event give the next base. A transition that is not allowed r
 nothing returns the very same object, so that the caller writes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Pure. The tuples of windows are numbered by their arrival. In the order of (stam
 has entered the windows; the rest waits for the watermark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter

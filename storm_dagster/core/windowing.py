@@ -6,8 +6,6 @@ in every task and after every restart (Storm's windowing, docs/Windowing.md ther
 evaluated. In event time tuples enter windows in the order of their stamps, once the watermark has passed.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_right, insort
 from collections.abc import Iterable

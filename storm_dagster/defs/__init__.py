@@ -4,8 +4,6 @@
 :func:`build_storm_defs` is for a project of your own.
 """
 
-from __future__ import annotations
-
 from storm_dagster.model.host import needs
 
 with needs("storm_dagster.defs"):

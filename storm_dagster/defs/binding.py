@@ -1,7 +1,5 @@
 """Binding of plain functions to one cluster: its names, and the keys of its resources."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import typing

@@ -1,7 +1,5 @@
 """Entry points of the definitions: :func:`build_storm_defs`, and the resources alone: :func:`build_storm_resources`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,13 +15,17 @@ from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
 from storm_dagster.defs.lifecycle.sensor import lifecycle_sensor
 from storm_dagster.defs.observe.checks import build_checks
-from storm_dagster.defs.observe.history import prune_history, prune_history_schedule, remember_own
-from storm_dagster.defs.observe.inbox_cleanup import clean_inbox, inbox_cleanup_schedule
+from storm_dagster.defs.observe.history import (
+    clean_inbox,
+    inbox_cleanup_schedule,
+    prune_history,
+    prune_history_schedule,
+    remember_own,
+)
 from storm_dagster.defs.observe.metrics_rollup import build_topology_stats, metrics_rollup_schedule
 from storm_dagster.defs.observe.sensors import leader_sensor, supervisor_sensor
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
-from storm_dagster.defs.resources.processes import SupervisorsResource, WorkersResource
+from storm_dagster.defs.resources.processes import NimbusResource, SupervisorsResource, WorkersResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.defs.submission.assets import build_submission_assets
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate

@@ -4,8 +4,6 @@ Those of verbs are made of their requests. A map of conf is plain ``dict``: Dags
 which conf maps may hold.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, get_type_hints
 

@@ -1,6 +1,5 @@
 """Settings of the Dagster instance: the limit of a sensor tick, and a check that advises on better ones."""
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 from typing import Any
 
 import dagster as dg

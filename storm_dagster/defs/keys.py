@@ -3,8 +3,6 @@
 Other tools rely on the keys. What runs for a named cluster asks :class:`DagsterNames` and :func:`cluster_key`.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

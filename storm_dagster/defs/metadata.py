@@ -4,11 +4,10 @@ Tables are cut at 500 rows, with a note; secrets are blotted out by the name of 
 metadata is stored for ever and shown to everyone who opens the UI.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
@@ -16,13 +15,46 @@ import dagster as dg
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.core.pictures.svg import data_uri
 from storm_dagster.model import paths
-from storm_dagster.model.masking import mask
+from storm_dagster.model.conf import mask
+from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, StormDagsterError
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations import results
 from storm_dagster.operations.context import OperationsContext
+
+# A retry inside the run cannot change these: the request is wrong, the state forbids it, the epoch is
+# over (a re-execution takes the new one), or the bytes are damaged.
+_FINAL = (InvalidRequest, Conflict, Fenced, Corrupt)
+
+
+def is_final(error: StormDagsterError) -> bool:
+    """Whether doing the very same again must fail again."""
+    return isinstance(error, _FINAL)
+
+
+def failure_of(error: StormDagsterError) -> dg.Failure:
+    """The failure that ends a step because of ``error``."""
+    return dg.Failure(
+        description=error.message,
+        metadata={"error_type": type(error).__name__, "message": error.message},
+        allow_retries=not is_final(error),
+    )
+
+
+@contextmanager
+def step_errors() -> Iterator[None]:
+    """Inside, a :class:`StormDagsterError` becomes a :class:`dagster.Failure`; other exceptions pass.
+
+    Services read ``error_type`` and ``message`` from the failure's metadata and answer their callers with the same error
+    (contract of ``GET /v1/runs/{id}``).
+    """
+    try:
+        yield
+    except StormDagsterError as error:
+        raise failure_of(error) from error
+
 
 _MOST_ROWS = 500
 

@@ -12,8 +12,6 @@ Runs, sensors and checks report under the translated keys. Names of jobs, sensor
 partitions, stay, because nimbus launches by them: ``build_storm_defs(cluster=...)`` changes those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol

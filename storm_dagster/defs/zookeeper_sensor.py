@@ -5,7 +5,6 @@ below Dagster's limit of 60 seconds. The cursor is the node's zxid, which ZooKee
 the whole ensemble: no change of state is missed while Dagster is down, and none is handed over twice.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping

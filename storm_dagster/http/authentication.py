@@ -5,8 +5,6 @@ secret, requests are signed with it, or carry a token made of it (``Authorizatio
 for browsers). With TLS, a client certificate of the cluster's authority names its user by its common name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -7,8 +7,6 @@ follow a link to a page that changes nothing. No answer carries a CORS header an
 other sites read nothing either. An answer may have a content security policy of its own.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import time

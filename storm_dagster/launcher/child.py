@@ -1,7 +1,5 @@
 """Forks of the warm process: one executes a run, another reports a run whose process was killed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import logging
@@ -18,7 +16,7 @@ import dagster as dg
 
 from storm_dagster.launcher.run_launcher import STOCK_TAG
 from storm_dagster.launcher.wire import RUN_ROLE, ForkState, LineConnection, next_fork
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """Dagster internals that warm runs need."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Preloading of what runs need, and detection of changed files."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Run launcher for ``dagster.yaml``; it runs in Dagster's webserver and daemon."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -16,7 +14,7 @@ import dagster as dg
 
 from storm_dagster.launcher import wire
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         return {"home": dg.Field(dg.StringSource, is_required=False)}
 
     @classmethod
-    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> WarmRunLauncher:
+    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> "WarmRunLauncher":
         """Create the launcher from ``dagster.yaml`` (called by Dagster)."""
         return cls(inst_data=inst_data, home=config_value.get("home"))
 

@@ -12,8 +12,6 @@ first and then looks whether one had come: so a ``go`` that could be sent is obe
 was held, and one that could not be sent is not. Only a fork's death is left, which the launcher sees at once or the warm process reports.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.run_file import RunFile, run_dir
+from storm_dagster.model.processes import RunFile, run_dir
 
 RUN_ROLE = "dagster-run"
 """Role of a run's process in ``HOME/run``."""
@@ -140,7 +138,7 @@ class LineConnection:
         self._rest = b""
 
     @staticmethod
-    def connect(home: Path, timeout: float = ANSWER_SECS) -> LineConnection:
+    def connect(home: Path, timeout: float = ANSWER_SECS) -> "LineConnection":
         """Connect to the warm process of ``home``; ``OSError`` if there is none, or it is another user's."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -5,8 +5,6 @@ block it. It can be killed at any time: runs continue, its successor watches the
 stock way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -26,7 +24,7 @@ from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.preload import Fingerprint, preload
 from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
 from storm_dagster.model.forks import threads
-from storm_dagster.model.run_file import RunFile, run_dir
+from storm_dagster.model.processes import RunFile, run_dir
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """Amounts as people read them: ``2.14k``, ``38 %``, ``2 min``."""
 
-from __future__ import annotations
-
 
 def compact(number: float | None) -> str:
     """Three digits and a unit (k, M, G); ``-`` for nothing."""

@@ -3,8 +3,6 @@
 What stores times of this clock stores :func:`boot_id` beside them, and forgets them when it is another.
 """
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import time

@@ -1,25 +1,144 @@
-"""Conf maps: loading, merging, validation, and the origin of each value.
+"""Conf maps: keys, loading, merging, validation, the origin of each value, and what is secret wherever one is shown.
 
 A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yaml``, then ``storm.yaml`` of
 HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.masking import SECRET_KEYS, mask, yaml_problem
 from storm_dagster.model.security import read_private_file
+from storm_dagster.model.strategies import STRATEGIES
 from storm_dagster.model.tables import load_table
+
+HIDDEN = "*****"
+"""Replacement of a secret wherever a conf is shown."""
+_ZOOKEEPERS = ("storm.zookeeper.auth.payload", "storm.zookeeper.ssl.keystore.password")
+SECRET_KEYS = frozenset({"storm.secret", *_ZOOKEEPERS, "dagster.graphql.headers"})
+"""Conf keys whose values are secrets: never shown, logged, or given on a command line."""
+
+_TELLTALE = re.compile(
+    r"secret|passw|passphrase|(?<![a-z])pwd|token|credential|payload|cookie|jaas|authorization|"
+    r"(private|access|api|account|signing)[._-]?key",
+    re.IGNORECASE,
+)
+_HARMLESS = re.compile(r"[._-](secs|ms|file|path|count|size|bytes|ttl|enabled?)$", re.IGNORECASE)
+_IN_TEXT = re.compile(
+    # User and password in an address, options of a Spark or database address, headers, AWS and GitHub keys.
+    r"(?P<login>(?<=://)[^/?#\s]*@)"
+    r"|(?P<option>[;?&](?:[a-z_.-]*(?:token|password|passwd|pwd|secret|authorization|key))=)[^;&\s\"']+"
+    r"|(?P<header>\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=._~-]{8,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{20,}",
+    re.IGNORECASE,
+)
+
+
+def is_secret_key(key: object) -> bool:
+    """Whether the value under a conf key, or the name of an environment variable, is to be hidden."""
+    name = str(key)
+    return name in SECRET_KEYS or bool(_TELLTALE.search(name) and not _HARMLESS.search(name))
+
+
+def mask_text(text: str) -> str:
+    """The text with what looks like a password in it replaced."""
+    return _IN_TEXT.sub(
+        lambda found: HIDDEN + "@" if found["login"] else (found["option"] or found["header"] or "") + HIDDEN, text
+    )
+
+
+def mask(value: Any, key: object = "") -> Any:
+    """A copy of ``value`` without secrets: of every type below a telltale key, and by pattern in text, at any depth."""
+    if isinstance(value, Mapping):
+        hidden = is_secret_key(key)
+        return {name: HIDDEN if hidden and item else mask(item, name) for name, item in value.items()}
+    if is_secret_key(key) and value and not isinstance(value, bool):
+        return HIDDEN
+    if isinstance(value, list | tuple):
+        return [mask(item) for item in value]
+    return mask_text(value) if isinstance(value, str) else value
+
+
+def yaml_problem(error: Exception) -> str:
+    """What is wrong in a YAML text, and where, without the text itself."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or type(error).__name__
+    return f"{problem} in line {mark.line + 1}, column {mark.column + 1}" if mark else str(problem)
+
+
+OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
+"""An unknown key below these is a mistake; all other prefixes belong to the user."""
+
+Kind = Literal["int", "number", "bool", "str", "list[str]", "list[int]", "map", "list[map]", "path"]
+
+
+@dataclass(frozen=True)
+class ConfKey:
+    """One known key. ``null`` is allowed exactly when the shipped default is null."""
+
+    kind: Kind
+    doc: str
+    default: Any
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: Collection[str] = ()
+
+
+_KINDS: dict[Kind, tuple[str, Any]] = {
+    "int": ("an integer", int),
+    "number": ("a number", int | float),
+    "bool": ("true or false", bool),
+    "str": ("a string", str),
+    "path": ("a path", str),
+    "list[str]": ("a list of strings", list | tuple),
+    "list[int]": ("a list of integers", list | tuple),
+    "map": ("a map", dict),
+    "list[map]": ("a list of maps", list | tuple),
+}
+"""Kind -> its name for people, and its types in Python."""
+_INNER: dict[Kind, Kind] = {"list[str]": "str", "list[int]": "int", "list[map]": "map"}
+
+
+def _is_kind(kind: Kind, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, _KINDS[kind][1]):
+        return kind == "bool" and isinstance(value, bool)
+    if kind == "map":
+        return all(isinstance(key, str) for key in value)
+    return kind not in _INNER or all(_is_kind(_INNER[kind], item) for item in value)
+
+
+def check_value(key: str, value: Any) -> str | None:
+    """Reason why ``value`` is not valid for the known ``key``; ``None`` when it is."""
+    spec = CONF_KEYS[key]
+    if not _is_kind(spec.kind, value):
+        shown = HIDDEN if is_secret_key(key) else f"{value!r:.60}"
+        return f"{key} must be {_KINDS[spec.kind][0]}, got {shown} ({type(value).__name__})"
+    if spec.minimum is not None and value < spec.minimum:
+        return f"{key} must be at least {spec.minimum:g}, got {value!r}"
+    if spec.maximum is not None and value > spec.maximum:
+        return f"{key} must be at most {spec.maximum:g}, got {value!r}"
+    if spec.choices and value not in spec.choices:
+        return f"{key} must be one of {', '.join(spec.choices)}, got {value!r:.60}"
+    return None
+
+
+def _known_keys() -> Iterator[tuple[str, ConfKey]]:
+    rows = load_table(__name__, "conf_keys")
+    rows["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
+    for key, row in rows.items():
+        yield key, ConfKey(row.pop("type"), **row)
+
+
+CONF_KEYS: dict[str, ConfKey] = dict(_known_keys())
+"""Key -> what is known of it, in the order of the file."""
+
 
 Conf = Mapping[str, Any]
 _JAVA_CLASSES = ("org.apache.storm.", "backtype.storm.", "com.alibaba.jstorm.")
@@ -142,7 +261,7 @@ class ClusterConf:
     def __repr__(self) -> str:
         return f"ClusterConf({mask(self.values)!r})"
 
-    def with_values(self, values: Conf, origin: str) -> ClusterConf:
+    def with_values(self, values: Conf, origin: str) -> "ClusterConf":
         """A copy with ``values`` laid over, validated."""
         checked, warnings = validate_conf(values, source=origin)
         return ClusterConf(
@@ -150,7 +269,7 @@ class ClusterConf:
         )
 
 
-def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> ClusterConf:
+def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> "ClusterConf":
     """Defaults, then ``conf_dir/storm.yaml`` when it exists, then ``overrides``.
 
     Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
@@ -179,7 +298,7 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
     return merged
 
 
-def seed_urls(conf: ClusterConf) -> list[str]:
+def seed_urls(conf: "ClusterConf") -> list[str]:
     """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole URL."""
     scheme, port = "https" if conf.get("storm.tls.cert") else "http", conf["nimbus.http.port"]
     urls: list[str] = []

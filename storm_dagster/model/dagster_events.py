@@ -1,7 +1,5 @@
 """Asset events that components report to Dagster, validated where they are made, and again by nimbus."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -46,7 +44,7 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         return "/".join(self.key)
 
     @staticmethod
-    def make(origin: str, kind: Any, key: str | Sequence[str], **given: Any) -> DagsterEvent:
+    def make(origin: str, kind: Any, key: str | Sequence[str], **given: Any) -> "DagsterEvent":
         """A checked event of ``origin`` (topology and component); ``None`` among the values is none.
 
         Raises :class:`InvalidRequest` for what Dagster would not take. Scalars of numpy become plain numbers.
@@ -84,7 +82,7 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         return DagsterEvent(id=number, kind=kind, key=tuple(parts), **values)
 
 
-def decode_event(document: Any) -> DagsterEvent:
+def decode_event(document: Any) -> "DagsterEvent":
     """The event in a document of a worker, checked; it keeps its id. :class:`InvalidRequest` for anything else."""
     try:
         found = msgspec.convert(document, DagsterEvent)

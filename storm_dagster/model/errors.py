@@ -7,8 +7,6 @@ thing, the reason and the remedy, in this shape::
     topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 

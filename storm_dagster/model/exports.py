@@ -1,11 +1,11 @@
-"""Public names of a package that are loaded at first use."""
-
-from __future__ import annotations
+"""Objects that are loaded by name: public names of a package at first use, and what a conf names as ``module:attribute``."""
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from storm_dagster.model.errors import InvalidRequest
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -23,3 +23,19 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return value
 
     return load, lambda: sorted(sys.modules[package].__all__)
+
+
+def load_plugin(key: str, name: str) -> Any:
+    """The class, function or object that the conf key ``key`` names; :class:`InvalidRequest` when there is none."""
+    module, colon, attribute = name.partition(":")
+    try:
+        if not colon:
+            raise ImportError("it is not of the form module:attribute")
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidRequest(
+            f"{key} {name!r:.200} cannot be loaded ({error}): correct it, or put the module on PYTHONPATH"
+        ) from None
+    return found

@@ -1,7 +1,5 @@
 """Addresses that a service may bind: loopback, unless the conf allows others and clients must authenticate."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

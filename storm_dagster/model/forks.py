@@ -1,7 +1,5 @@
 """Processes that fork after they have loaded libraries: a fork keeps only the thread that made it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ nothing but its arguments and the tuples that it saw. :func:`stable_hash` is the
 every machine and in every version, so that a key stays with its task across restarts.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence

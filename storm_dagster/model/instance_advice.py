@@ -1,7 +1,5 @@
 """Advice on settings of a Dagster instance: what each improves and what it costs. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ when it ends in order, and checks at each start that it belongs to this Java and
 again.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """Logs as lines of JSON (``storm.log.format: json``), for machines that gather them."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Bucket ``i`` holds what took more than ``2 ** ((i - 1) / 8)`` and at most ``2 **
 is off by at most 4.4 %. Every eighth bound is a power of two, and a bound of Prometheus.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Levels of loggers by Storm's names, for changes in running workers."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from storm_dagster.model.errors import InvalidRequest

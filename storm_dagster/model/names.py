@@ -4,8 +4,6 @@ The rules are JStorm's, a little stricter (``docs/decisions.md#ids-and-names``).
 into ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

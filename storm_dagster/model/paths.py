@@ -1,7 +1,5 @@
 """Every ZooKeeper path, below ``storm.zookeeper.root``, spelled in one place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 CLUSTER_ID = "/cluster_id"

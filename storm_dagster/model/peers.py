@@ -1,7 +1,5 @@
 """The user at the other end of a TCP connection on this machine, read from the kernel's socket tables."""
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import os

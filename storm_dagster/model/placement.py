@@ -1,7 +1,5 @@
 """Value types of both planners: the topologies to place, and their placements."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -3,8 +3,6 @@
 Over Spark a reason travels as its number, so that a hundred thousand tasks do not carry a hundred thousand sentences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
@@ -20,7 +18,7 @@ class Reason(IntEnum):
 
     text: str
 
-    def __new__(cls, number: int, text: str) -> Reason:
+    def __new__(cls, number: int, text: str) -> "Reason":
         reason = int.__new__(cls, number)
         reason._value_, reason.text = number, text
         return reason
@@ -65,7 +63,7 @@ def slot_reason_text(reason: int, against: str) -> str:
     return f"{text}: {against}" if against else text
 
 
-def slot_rival(reason: Reason, load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:
+def slot_rival(reason: "Reason", load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:
     """Comparison of the least loaded supervisor and the next one, each (minus free ports, used ports, id)."""
     if reason is Reason.SLOT_MOST_FREE:
         return f"{-load[0]}, next is {rival[2]} with {-rival[0]}"

@@ -1,7 +1,5 @@
 """The what-if scheduling document of ``storm-dagster plan``, checked and typed."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal

@@ -4,8 +4,6 @@ Task ids are positive integers. Contiguous runs are written as ``first-last``, s
 topology with a hundred thousand tasks stays far below ZooKeeper's node limit.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -9,8 +9,6 @@ ignored and kept: ``record.model_copy(update=...)`` and :func:`encode_record` wr
 a stored record by ``model_copy``; one that is built from scratch loses what a newer release wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 

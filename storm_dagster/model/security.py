@@ -5,8 +5,6 @@ Nothing is configured by default, and then everything listens on loopback only (
 daemon, run and client of a cluster knows; whoever signs with it is the cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both sides trust.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging
@@ -108,7 +106,7 @@ class Security:
     """Secrets that count beside it while the secret is changed."""
 
     @staticmethod
-    def of(conf: Any) -> Security:
+    def of(conf: Any) -> "Security":
         """By the keys ``storm.secret``, ``storm.secret.file`` and ``storm.tls.*`` of a conf.
 
         Raises :class:`InvalidRequest` for a secret that is short, given twice, or readable by others, and

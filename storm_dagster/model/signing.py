@@ -4,8 +4,6 @@ A signature covers method, path with query, host, body, time and a number that i
 when it expires. Whoever listens to either learns nothing of the secret, and cannot change what was asked.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -5,17 +5,15 @@ from ``storm.secret``, for the cluster's servers on any host. Clients send it in
 pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
 """
 
-from __future__ import annotations
-
 import secrets
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.security import Security, read_private_file
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"

@@ -1,7 +1,5 @@
 """Registry of the placement strategies: values of ``topology.scheduler.strategy``."""
 
-from __future__ import annotations
-
 STRATEGIES: dict[str, str] = {
     "balanced": "storm_dagster.core.scheduling.balanced:Balanced",
     "even": "storm_dagster.core.scheduling.even:Even",

@@ -1,7 +1,5 @@
 """Tables of the package, which are YAML files beside the modules that read them."""
 
-from __future__ import annotations
-
 from importlib import resources
 from typing import Any
 

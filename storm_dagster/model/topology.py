@@ -5,8 +5,6 @@ This is the form that travels: a client describes its topology as this JSON, nim
 never contains any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
@@ -32,7 +30,7 @@ class ComponentObject(_Frozen):
     """Command line of a multilang component; its working directory is the archive's ``resources/``."""
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> ComponentObject:
+    def _exactly_one(self) -> "ComponentObject":
         if (self.python is None) == (self.shell is None):
             raise ValueError("a component object names either 'python' or 'shell'")
         if self.shell is not None and not self.shell:
@@ -64,7 +62,7 @@ class InputSpec(_Frozen):
 class ComponentSpec(_Frozen):
     """One spout or bolt."""
 
-    object: ComponentObject
+    object: "ComponentObject"
     parallelism: int = 1
     """Executors wanted. Tasks are as many, unless the conf's ``topology.tasks`` asks for more."""
     conf: dict[str, Any] = {}

@@ -4,8 +4,6 @@ A value comes out of :func:`decode_value` with the type that it had. MessagePack
 of plain keys, booleans and ``None``; every other type is an extension, whose code is a contract with stored state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -17,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.plugins import load_plugin
+from storm_dagster.model.exports import load_plugin
 
 REGISTER_KEY = "topology.serialization.register"
 ATOMIC: frozenset[type] = frozenset((str, int, float, bool, bytes, type(None)))

@@ -5,8 +5,6 @@ of the client and the table of ``docs/http.md`` are made of these. The operation
 :mod:`storm_dagster.operations.live.lifecycle`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar

@@ -4,8 +4,6 @@ A daemon or a run loads it once, hands it to ``core``, and executes the plan tha
 carries the data version that it was read at, so that the write of the plan can compare and set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ clients send :class:`Request` (JSON, starting with ``{``) and get one JSON docum
 by these types only; anything else is dropped and counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ The supervisor writes it atomically before it starts the process; the worker rea
 task list: which tasks to run is read from ZooKeeper, so that a restarted worker can never run stale ones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -14,8 +12,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.processes import Process, processes
 
 WORKER_MODULE = "storm_dagster.worker"
@@ -79,7 +77,7 @@ class WorkerSpec(BaseModel):
         write_atomically(path, self.model_dump_json(indent=1), mode=0o600)
 
     @staticmethod
-    def read(path: Path) -> WorkerSpec:
+    def read(path: Path) -> "WorkerSpec":
         """The spec in ``path``; :class:`Corrupt` when it is damaged."""
         try:
             return WorkerSpec.model_validate_json(path.read_bytes())
@@ -104,7 +102,7 @@ class HeartbeatFile(BaseModel):
     """``starting``, ``running`` or ``paused`` (the lease ended: nothing is executed, the process waits)."""
 
     @staticmethod
-    def read(path: Path) -> HeartbeatFile | None:
+    def read(path: Path) -> "HeartbeatFile | None":
         """The newest beat, or ``None`` when there is none yet or it is damaged (the next beat replaces it)."""
         try:
             # The worker may be another user's: nothing that it puts there blocks, leads elsewhere or has no end.

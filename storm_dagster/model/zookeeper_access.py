@@ -5,8 +5,6 @@ them read, and one for their topology alone. What they need is listed here. ACLs
 when it is created, and ``storm-dagster zookeeper secure`` gives them to those that exist.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
@@ -87,7 +85,7 @@ class ZooKeeperUsers:
     """In a worker: :data:`SUPER_ACL`."""
 
     @staticmethod
-    def of(conf: Any) -> ZooKeeperUsers | None:
+    def of(conf: Any) -> "ZooKeeperUsers | None":
         """By a conf; ``None`` without a user."""
         payload = zookeeper_payload(conf)
         return None if payload is None else ZooKeeperUsers(payload, conf.get(SUPER_ACL) or "")

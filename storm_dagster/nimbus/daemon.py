@@ -4,8 +4,6 @@ Threads: the election (the caller's thread), the HTTP service, the leader's duti
 and upkeep. None of them waits for another, so that a slow download never delays leadership.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -14,17 +12,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import storm_dagster
-from storm_dagster.http.announced import AnnouncedName
-from storm_dagster.http.listening import listen
-from storm_dagster.http.server import HttpService
+from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.host import hold_folder
 from storm_dagster.model.peers import owners_only
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore

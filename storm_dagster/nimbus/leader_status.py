@@ -1,7 +1,5 @@
 """Leadership of this nimbus now, as all its threads see it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """One nimbus as its parts see it: conf, identity, handles. Built by the daemon, shared by all its threads."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

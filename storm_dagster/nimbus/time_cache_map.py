@@ -5,8 +5,6 @@ is put again moves to the newest bucket. With ``n`` buckets and expiry ``E`` the
 ``E/(n-1)`` seconds, and an idle entry is removed at an age between ``E`` and ``E*n/(n-1)``.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import deque

@@ -1,7 +1,6 @@
 """Context of every operation: the cluster's state, its blobs, its conf, a planner, and clocks."""
 
-from __future__ import annotations
-
+import json
 import logging
 import random
 import time
@@ -20,10 +19,23 @@ from storm_dagster.model.names import code_key, conf_key, topology_name_of
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_inimbus
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+
+def encode_json(document: Any) -> bytes:
+    """The document as UTF-8 JSON without blanks. Maps keep their order: that of components decides task ids."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_json(raw: bytes, what: str) -> Any:
+    """The document in ``raw``; :class:`Corrupt`, naming ``what``, when it is not valid JSON."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{what} is not valid JSON ({error}): it was damaged, store it again") from None
+
 
 Planner = Callable[[PlacementBatch], PlacementResult]
 
@@ -71,7 +83,7 @@ class OperationsContext:
         """The cluster's liveness limits."""
         return LivenessLimits.from_conf(self.conf.values)
 
-    def accepting_fewer(self, allow_degraded: bool = True, minimum: int | None = None) -> OperationsContext:
+    def accepting_fewer(self, allow_degraded: bool = True, minimum: int | None = None) -> "OperationsContext":
         """The context for somebody who ``allow_degraded``: too few copies of a blob are no error for him."""
         if not allow_degraded or not isinstance(self.blobs, ReplicatedStore):
             return self
@@ -146,12 +158,12 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
     return topology
 
 
-def load_runnable(ctx: OperationsContext, topology: TopologyView) -> Runnable:
+def load_runnable(ctx: "OperationsContext", topology: TopologyView) -> Runnable:
     """Conf and topology of a running topology: those of the code that it runs now. Errors as of :func:`load_code`."""
     return load_code(ctx, topology.code_dir)
 
 
-def load_code(ctx: OperationsContext, code_dir: str) -> Runnable:
+def load_code(ctx: "OperationsContext", code_dir: str) -> Runnable:
     """Conf and topology from the blobs of this code.
 
     :class:`Unavailable` when nobody holds them now (the topology is degraded, never deleted for that),

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.plugins import load_plugin
+from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.strategies import STRATEGIES
 

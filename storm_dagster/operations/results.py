@@ -1,7 +1,5 @@
 """Results of operations, for metadata, logs and the command line. Plain frozen values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,19 +5,19 @@ Every transaction checks the version of ``/epoch``. One that changes an assignme
 again and tries again, until the assignment wait ends. Large assignments are written in parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import msgspec
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
-from storm_dagster.model.records import Assignment, AssignmentChange, decode_record, encode_record
+from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.records import Assignment, AssignmentChange, Record, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, Versioned
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import notify_new_slots
 from storm_dagster.operations.steps import step
-from storm_dagster.zk.assignment_changes import append_change
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.shards import put_ops, read_sharded
 
@@ -179,3 +179,128 @@ def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, V
     path = paths.assignment_backup(name)
     found = read_sharded(ctx.cluster.state, path)
     return (None, None) if found is None else (decode_record(Assignment, found[0], path), found[1])
+
+
+_MOST_CHANGES = 32
+_MOST_NODES = 32
+_MOST_BYTES = 8192
+_Nodes = tuple[str, ...] | None
+
+
+class _Change(msgspec.Struct, frozen=True):
+    version: int
+    nodes: Mapping[str, _Nodes]
+    """Topology id -> supervisors that it concerns; ``None``: any."""
+
+
+class _Changes(msgspec.Struct, frozen=True):
+    changes: tuple[_Change, ...] = ()
+    v: int = 1
+
+
+def append_change(view: ClusterView, changed: Mapping[str, Assignment | None]) -> bytes:
+    """The data of ``/assignments`` that goes with these new assignments; ``None`` removes one.
+
+    It names the topologies of the newest changes, and the supervisors that their old and new placements name. Who remembers
+    the version up to which it has read everything learns from one read what else to read: usually nothing. A writer that
+    leaves no record, or more changes than are kept, costs its readers one full read.
+    """
+    nodes: dict[str, _Nodes] = {}
+    for topology_id, assignment in changed.items():
+        known = view.topologies.get(topology_id)
+        placements = [each for each in (assignment, known and known.assignment) if each is not None]
+        named = {worker.node for placement in placements for worker in placement.workers}
+        nodes[topology_id] = tuple(sorted(named)) if placements and len(named) <= _MOST_NODES else None
+    kept = [*_decode(view.assignment_changes).changes, _Change(view.assignments_version + 1, nodes)][-_MOST_CHANGES:]
+    while len(raw := msgspec.json.encode(_Changes(tuple(kept)))) > _MOST_BYTES and kept:
+        del kept[0]
+    return raw
+
+
+def changes_since(raw: bytes, now: int, since: int) -> dict[str, _Nodes] | None:
+    """Topology id -> supervisors concerned, of the changes after version ``since`` up to ``now``; ``None``: not known."""
+    found: dict[str, _Nodes] = {}
+    known = {change.version: change for change in _decode(raw).changes}
+    if since > now or not all(version in known for version in range(since + 1, now + 1)):
+        return None
+    for version in range(since + 1, now + 1):
+        for topology_id, nodes in known[version].nodes.items():
+            before = found.get(topology_id, ())
+            found[topology_id] = None if nodes is None or before is None else (*before, *nodes)
+    return found
+
+
+def _decode(raw: bytes) -> _Changes:
+    try:
+        return msgspec.json.decode(raw, type=_Changes)
+    except ValueError:
+        return _Changes()
+
+
+NOTIFIER_KEY = "nimbus.topology.action.notifier.plugin.class"
+
+Action = Literal[
+    "submitTopology",
+    "activate",
+    "deactivate",
+    "rebalance",
+    "restart",
+    "updateTopology",
+    "grayUpgrade",
+    "completeUpgrade",
+    "rollbackTopology",
+    "killTopology",
+]
+"""JStorm's names; Storm's ``deactivate`` in the place of its ``inactivate``."""
+
+
+class _ActionRecord(Record):
+    topology_id: str
+    action: str
+
+
+@dataclass(frozen=True)
+class PendingAction:
+    """An action that the listener was not notified of yet."""
+
+    node: str
+    """Name of its node below ``/actions``."""
+    topology_id: str
+    action: str
+
+
+def announce(ctx: OperationsContext, transaction: Transaction, topology_id: str, action: Action) -> None:
+    """Append the action, as a sequential node, to the very transaction that does it; nothing without a configured listener.
+
+    So the listener (Storm, JStorm) is notified of every action, in order, whichever process did it. The leader reads the
+    nodes, calls the listener, and deletes them.
+    """
+    if ctx.conf.get(NOTIFIER_KEY):
+        record = _ActionRecord(topology_id=topology_id, action=action)
+        transaction.create(f"{paths.ACTIONS}/a", encode_record(record), sequence=True)
+
+
+def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
+    """The pending actions, oldest first. One that cannot be read has an empty ``action``."""
+    state = ctx.cluster.state
+    # ZooKeeper's numbers have ten digits, so that names sort as they do.
+    names = sorted(state.find_children(paths.ACTIONS) or ())
+    found = []
+    for name, stored in zip(names, state.get_many([f"{paths.ACTIONS}/{name}" for name in names]), strict=True):
+        if stored is None:
+            continue
+        try:
+            record = decode_record(_ActionRecord, stored[0], f"{paths.ACTIONS}/{name}")
+        except Corrupt:
+            record = _ActionRecord(topology_id="", action="")
+        found.append(PendingAction(name, record.topology_id, record.action))
+    return found
+
+
+def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
+    """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the next one repeats it."""
+    transaction = ctx.cluster.fenced(ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
+    try:
+        transaction.commit()
+    except Conflict:
+        return

@@ -5,8 +5,6 @@ is ever overwritten: rolling back is naming the former prefix again. The assignm
 time; while an upgrade is under way its record names the new one, and the workers in its two lists run that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -37,13 +35,13 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
-from storm_dagster.operations.actions import announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
 from storm_dagster.operations.submit.submission import read_source
 from storm_dagster.operations.transactions import (
+    announce,
     append_assignment,
     bump_assignments_version,
     commit,

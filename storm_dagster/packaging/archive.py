@@ -4,8 +4,6 @@ The same files give the same bytes, hence the same hash, so that an unchanged pr
 Left out are the cluster's HOME, hidden files, virtual environments, byte code, and what ``.gitignore`` names.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import stat

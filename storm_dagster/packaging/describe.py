@@ -4,8 +4,6 @@ The caller (:mod:`storm_dagster.packaging.target`) never imports user code itsel
 JSON files, so that whatever the module prints cannot be mistaken for the answer.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -5,8 +5,6 @@
 or running anything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

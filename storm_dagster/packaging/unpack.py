@@ -5,8 +5,6 @@ folders are taken, and bytes are counted as they come out, not as headers promis
 a rule is refused as a whole with :class:`InvalidTopology` naming the entry, and leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

@@ -6,8 +6,6 @@ first Python function runs. The id is kept where all processes of the cluster fi
 when the server has dropped the session.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -176,7 +174,7 @@ class ConnectPlanner:
                 self.close()
                 gone = session_id
 
-    def _attached(self, session_id: str) -> SparkSession:
+    def _attached(self, session_id: str) -> "SparkSession":
         if self._session is not None and self._session[0] == session_id:
             return self._session[1]
         self.close()
@@ -195,7 +193,7 @@ class ConnectPlanner:
         return session
 
 
-def _ship_package(session: SparkSession, remote: str) -> None:
+def _ship_package(session: "SparkSession", remote: str) -> None:
     """Send this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
     if host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
@@ -203,7 +201,7 @@ def _ship_package(session: SparkSession, remote: str) -> None:
         add_python_archive(session, package_archive(Path(folder)))
 
 
-def plan_classic(get_session: Callable[[], SparkSession], batch: PlacementBatch) -> PlacementResult:
+def plan_classic(get_session: "Callable[[], SparkSession]", batch: PlacementBatch) -> PlacementResult:
     """Place the batch on a classic session, whose driver is in this process; :class:`Unavailable` when it fails or takes
     too long."""
 

@@ -6,8 +6,6 @@ Those threads can be turned off. This module does so, imports, makes sure that i
 process, and then is ``pyspark.daemon``. Started by Spark as ``python -m``, by ``spark.python.daemon.module``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

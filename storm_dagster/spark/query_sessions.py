@@ -1,7 +1,5 @@
 """The end of queries whose worker was killed and whose topology is gone: else they run until their session expires."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

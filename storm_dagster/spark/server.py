@@ -3,8 +3,6 @@
 Found without importing pyspark, so that the daemon that only watches it stays small.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

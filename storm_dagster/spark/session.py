@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,13 +133,11 @@ def forget_session(session: SparkSession | None, *, release: bool = False) -> No
     """Close this process's side of a session; the server's side lives on unless it is released."""
     client = getattr(session, "client", None)
     if client is not None:
-        try:
+        # It is being thrown away because it does not work.
+        with suppress(Exception):
             if release:
                 client.release_session()
             client.close()
-        except Exception:
-            # It is being thrown away because it does not work.
-            pass
 
 
 def is_session_gone(error: BaseException) -> bool:

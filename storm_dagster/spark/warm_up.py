@@ -1,7 +1,5 @@
 """Warm-up of a new Spark server with its first jobs, so that no submission waits for them."""
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

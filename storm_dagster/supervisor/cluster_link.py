@@ -4,8 +4,6 @@ It has its own thread, so that a slow server or an outage never blocks the slots
 root is missing or another cluster's, the last desired work stays in force: nothing is ended because a node is absent.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
@@ -22,8 +20,8 @@ from storm_dagster.model.conf import ClusterConf, seed_urls
 from storm_dagster.model.errors import Conflict, Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.records import Assignment, SupervisorInfo, decode_record
+from storm_dagster.operations.transactions import changes_since
 from storm_dagster.supervisor.upgrades import Upgrades
-from storm_dagster.zk.assignment_changes import changes_since
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)

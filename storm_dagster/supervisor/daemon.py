@@ -6,8 +6,6 @@ and starts run in threads too, so that no pass takes long. Workers have their ow
 and the next supervisor of the same id adopts them.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import shutil
@@ -21,17 +19,15 @@ from storm_dagster.core.slots.model import DesiredSlots, SlotLimits, Work, Worke
 from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.host import require_linux
+from storm_dagster.model.host import hold_folder, require_linux
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import SupervisorInfo
-from storm_dagster.model.run_file import RunFile
-from storm_dagster.supervisor.adoption import find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, remove_run_file, rotate
-from storm_dagster.supervisor.launcher import Launcher, heartbeat_path, log_path
+from storm_dagster.supervisor.launcher import Launcher, find_workers, heartbeat_path, log_path, remove_stale_folders
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.localizer import Localizer

@@ -5,8 +5,6 @@ A script fails if it exits with a code other than 0, prints a line that starts w
 scripts pass.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Background jobs of a supervisor: state file, folders of dead workers, logs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import queue
@@ -12,7 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.supervisor.local_state import LocalState, LocalStateFile
 
 _log = logging.getLogger(__name__)

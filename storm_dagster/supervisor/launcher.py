@@ -1,6 +1,4 @@
-"""Launcher of workers: folder, spec, environment, log, process."""
-
-from __future__ import annotations
+"""Launcher of workers: folder, spec, environment, log, process; and discovery of those that run."""
 
 import logging
 import os
@@ -9,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from typing import Any
 import storm_dagster
 from storm_dagster.core.slots.model import Work, Worker
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.errors import InvalidTopology, Unavailable
-from storm_dagster.model.processes import start_ticks
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
+from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec, read_json_object
+from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec, read_json_object, worker_processes
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
@@ -165,11 +163,9 @@ class Launcher:
         ticks = start_ticks(child.pid)
         # A child that died at once has no start time; ProcessWatch finds it dead.
         process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
-        try:
+        with suppress(ProcessLookupError):
             # The worker writes the same when it is up; `stop` must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
-        except ProcessLookupError:
-            pass
         topology = {"topology": work.topology_id}
         _log.info(
             "started worker %s of %s in slot %d, pid %d", worker_id, work.topology_id, port, child.pid, extra=topology
@@ -231,3 +227,56 @@ def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
 def read_topology_conf(path: Path) -> dict[str, Any]:
     """The topology's normalized conf; :class:`Corrupt` if it is missing or not a JSON object."""
     return read_json_object(path, "it is fetched again")
+
+
+_OUTDATED = -1
+"""A number of restarts that no assignment has."""
+
+
+def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> list[LiveWorker]:
+    """Every live worker process of that supervisor below ``home``, the oldest first in each slot.
+
+    Workers outlive their supervisor. They are searched among the processes of the system, by the path of their spec, so
+    that one is found even if the supervisor died before it recorded the start, or the state file is damaged.
+    One with secrets that count no more by ``conf`` is found as work that no assignment names, and so is started again in
+    its slot.
+    """
+    security, users = Security.of(conf), ZooKeeperUsers.of(conf)
+    found: list[LiveWorker] = []
+    for process, path in worker_processes():
+        folder = path.parent.parent if path.parent.name == OWN else path.parent
+        # Its children may have the same command line; the session's leader is the worker.
+        if folder.parent != home / "workers" or process.session != process.pid:
+            continue
+        try:
+            # Anybody may start a process with such a command line.
+            if os.stat(f"/proc/{process.pid}").st_uid != path.parent.stat().st_uid:
+                continue
+            spec = WorkerSpec.read(folder / SPEC)
+        except (OSError, Corrupt) as error:
+            _log.warning("process %d runs a worker whose spec cannot be read: %s", process.pid, error)
+            continue
+        if spec.node != supervisor_id:
+            continue
+        # The folder of the code is named after its blob keys.
+        restarts = spec.restarts if _is_current(spec, security, users) else _OUTDATED
+        worker = Worker(folder.name, Work(spec.topology_id, Path(spec.code_dir).name, restarts))
+        known = WorkerProcess(process.pid, process.start_ticks, boot_id())
+        found.append(LiveWorker(spec.port, worker, known, Path(spec.heartbeat_path), Path(spec.log_path)))
+    return sorted(found, key=lambda worker: (worker.port, worker.process.start_ticks))
+
+
+def _is_current(spec: WorkerSpec, security: Security, users: ZooKeeperUsers | None) -> bool:
+    """Whether a worker reaches other workers and ZooKeeper by what it was given."""
+    known = users.worker_conf(spec.topology_id)[PAYLOAD].split("\n") if users is not None else []
+    given = str(spec.conf.get(PAYLOAD, "")).split("\n")
+    return spec.link_key == link_key_of(security, spec.topology_id) and (not known or not {*known}.isdisjoint(given))
+
+
+def remove_stale_folders(home: Path, supervisor_id: str, alive: Iterable[str]) -> None:
+    """Remove the working folders of this supervisor's workers that run no more."""
+    keep = set(alive)
+    for folder in sorted((home / "workers").glob("*")):
+        with suppress(OSError, Corrupt):
+            if folder.name not in keep and WorkerSpec.read(folder / SPEC).node == supervisor_id:
+                shutil.rmtree(folder, ignore_errors=True)

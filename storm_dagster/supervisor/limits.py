@@ -4,8 +4,6 @@ Memory counts only with ``supervisor.worker.memory.enforce``, since the size is 
 is limited by a cgroup (v2) where the machine lets this process make one, and by watching the workers everywhere.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Written by rename after fsync, with a checksum. A damaged file is quarantined an
 the cluster, the running processes and the workers' spec files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -15,7 +13,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from storm_dagster.model.daemon_folder import write_atomically
+from storm_dagster.model.host import write_atomically
 
 _log = logging.getLogger(__name__)
 

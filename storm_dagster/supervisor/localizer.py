@@ -9,8 +9,6 @@ Below ``HOME/supervisor/<id>``::
 A folder in ``stormdist`` is created by one rename, so that it is complete or absent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

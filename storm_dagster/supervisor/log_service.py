@@ -1,7 +1,5 @@
 """HTTP service of a supervisor: logs of its host, stacks and restarts of its workers."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from collections.abc import Callable, Sequence
@@ -11,15 +9,13 @@ from typing import Any
 from starlette.applications import Starlette
 
 import storm_dagster
-from storm_dagster.http.announced import AnnouncedName
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts
-from storm_dagster.http.listening import listen
+from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.http.logs.routes import LogRoutes
-from storm_dagster.http.logs.stacks import stacks_text
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
-from storm_dagster.http.server import HttpService
+from storm_dagster.http.server import AnnouncedName, HttpService, listen
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.exposure import check_exposure

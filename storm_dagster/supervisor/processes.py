@@ -4,8 +4,6 @@ The identity is pid, start time and boot id. Deaths are noticed by pidfds, for c
 (Linux >= 5.3; without them, by polling ten times a second).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -104,11 +102,9 @@ class ProcessWatch:
         self._thread.join(timeout=5)
 
     def _wake_thread(self) -> None:
-        try:
+        # Full: it wakes anyway. Closed: it has stopped.
+        with contextlib.suppress(OSError):
             os.write(self._wake, b"x")
-        except OSError:
-            # Full: it wakes anyway. Closed: it has stopped.
-            pass
 
     def _run(self) -> None:
         while not self._closed:

@@ -4,8 +4,6 @@ Slow work (fetching, starting, removing) runs in threads, and its result is post
 calls the methods, except :meth:`SlotTable.post` and :meth:`SlotTable.used_code`.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import signal

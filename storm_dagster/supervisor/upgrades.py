@@ -5,8 +5,6 @@ Belongs to the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterL
 nothing of upgrades: they get the code to run, and report how that went.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import deque

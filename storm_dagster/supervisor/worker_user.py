@@ -8,8 +8,6 @@ HOME and two folders in it can be entered by name, but not listed (mode 0711); a
     users/<uid>/               the user's (0700): home folder, temporary files and state of all its workers here
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

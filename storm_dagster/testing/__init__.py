@@ -1,7 +1,5 @@
 """Test tools for topologies: a harness in this process, and local clusters of real daemons."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from storm_dagster.model.exports import lazy_names

@@ -5,8 +5,6 @@ with LocalCluster(tmp_path) as cluster:
     cluster.show("wc")["workers"]
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -18,10 +16,9 @@ from storm_dagster.client.command import CommandResult, run_cli
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
-from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.endpoints import ClusterFile, cluster_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.home_conf import cluster_conf
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.testing.waiting import eventually
 
 __all__ = ["CommandResult", "LocalCluster", "run_cli"]
@@ -48,7 +45,7 @@ class LocalCluster:
         self._conf = dict(conf or {})
         self._cluster: ClusterFile | None = None
 
-    def start(self) -> LocalCluster:
+    def start(self) -> "LocalCluster":
         """Start the cluster and wait until it is ready; raises a typed error if that fails."""
         supervisors, slots, nimbuses, zookeepers = self._size
         pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
@@ -74,7 +71,7 @@ class LocalCluster:
         """Stop all its processes."""
         run_cli("stop", "--json", "--home", str(self.home), timeout=120).check()
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> "LocalCluster":
         try:
             return self.start()
         except BaseException:

@@ -5,8 +5,6 @@ run in the calling thread, always in the same order; blocking components keep th
 :meth:`TopologyHarness.advance` moves time, so that the test controls ticks, windows, checkpoints and timeouts.
 """
 
-from __future__ import annotations
-
 import time
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
@@ -16,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from storm_dagster.api.bolts import Bolt
+from storm_dagster.api.specs import Grouping
 from storm_dagster.api.spouts import Spout
-from storm_dagster.api.streams import Grouping
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.event_outbox import ReportResponse
 from storm_dagster.model.conf import default_conf
@@ -25,7 +23,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -282,7 +280,7 @@ class TopologyHarness:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def __enter__(self) -> TopologyHarness:
+    def __enter__(self) -> "TopologyHarness":
         return self
 
     def __exit__(self, *_: object) -> None:

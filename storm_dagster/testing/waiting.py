@@ -1,7 +1,5 @@
 """Wait for conditions with a deadline, instead of a sleep."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Literal, TypeVar

@@ -1,23 +1,61 @@
-"""Service of Dagster's web application: guard, authentication, and JSON as the only way to change something."""
-
-from __future__ import annotations
+"""Service of Dagster's web application, made by internals that are imported here alone: guard, authentication, and JSON as the only way to change something."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import dagster as dg
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from storm_dagster.http.authentication import Authentication
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
-from storm_dagster.http.listening import listen
 from storm_dagster.http.responses import error_response
-from storm_dagster.http.server import HttpService
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.http.server import HttpService, listen
+from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.security import Security
-from storm_dagster.web.compatibility import dagster_application
+
+# Statement timeout in milliseconds, recycling of connections in seconds, overflow of the pool: as the stock server has them.
+_STORAGE = (15_000, 3_600, 20)
+_POLL_MS = 2_000
+
+
+@contextmanager
+def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
+    """Dagster's web application for a workspace file, without any server.
+
+    :class:`Unavailable` for a Dagster that does not fit: then there is no UI, for the stock server asks nobody.
+    """
+    try:
+        from dagster._core.workspace.context import WorkspaceProcessContext
+        from dagster._core.workspace.load_target import WorkspaceFileTarget
+        from dagster_webserver.webserver import DagsterWebserver
+    except ImportError as error:
+        raise _unfit(error) from None
+    with dg.DagsterInstance.get() as instance:
+        try:
+            instance.optimize_for_webserver(*_STORAGE)
+            context = WorkspaceProcessContext(instance, WorkspaceFileTarget(paths=[str(workspace)]), dg.__version__)
+        except (AttributeError, TypeError) as error:
+            raise _unfit(error) from None
+        with context:
+            try:
+                app = DagsterWebserver(context, live_data_poll_rate=_POLL_MS).create_asgi_app()
+            except (AttributeError, TypeError) as error:
+                raise _unfit(error) from None
+            yield app
+
+
+def _unfit(error: Exception) -> Unavailable:
+    return Unavailable(
+        f"Dagster's web application does not fit: Dagster {dg.__version__} ({error}). The UI does not start, because the "
+        "stock dagster-webserver lets everybody in: install a tested release (`storm-dagster doctor` names them), or "
+        "protect the stock server yourself (docs/security.md) and set dagster.graphql.url"
+    )
+
 
 # Dagster's pages have a policy of their own for scripts.
 _HEADERS = [(b"x-frame-options", b"DENY"), (b"cross-origin-resource-policy", b"same-origin")]

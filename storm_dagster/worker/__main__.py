@@ -1,7 +1,5 @@
 """Entry point of a worker: ``python -m storm_dagster.worker SPEC.json``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -10,8 +10,6 @@ That a node is absent is known from the watched list of its folder. A watch on t
 of topologies do not come back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

@@ -1,7 +1,5 @@
 """The storage layer below everything that Storm keeps in ZooKeeper, its ``ClusterState``."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -5,8 +5,6 @@ sent. Both are needed to know until when a session certainly lives (``docs/decis
 both pass through these few methods. Nothing else in the package touches kazoo's private parts.
 """
 
-from __future__ import annotations
-
 import ssl
 from collections import deque
 from collections.abc import Iterator, Sequence

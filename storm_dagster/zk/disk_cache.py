@@ -1,14 +1,12 @@
 """The disk level of the read cache: an embedded key-value store, SQLite unless the conf names another."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from storm_dagster.model.plugins import load_plugin
+from storm_dagster.model.exports import load_plugin
 
 
 class DiskCache(Protocol):

@@ -7,8 +7,6 @@ An ensemble of three serves while any two of them see each other. For production
 its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make chaos``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket
@@ -18,8 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.java import class_data_options, java_command
 from storm_dagster.model.tables import load_table
 

@@ -6,8 +6,6 @@ none of them acts on an upgrade that has ended or is being rolled back. It outli
 later upgrade are never taken for those of an earlier one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from storm_dagster.core.upgrade.machine import Move, Pick

@@ -5,8 +5,6 @@ is the epoch. Every write of a leader checks that version, so a deposed one is `
 believes. kazoo's Lock and Election are not used: they keep saying "acquired" after the session is lost.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Watch of one ZooKeeper node at any path: its state now, and a wait until it changes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class PathWatch:
         self._changed = threading.Event()
         self._session.add_listener(lambda state: self._changed.set())
 
-    def __enter__(self) -> PathWatch:
+    def __enter__(self) -> "PathWatch":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ Absence is not an order (``docs/decisions.md#absence-is-not-an-order``): a missi
 a wrong ensemble or wiped state, and never that there is nothing to run. Only an explicit command creates it.
 """
 
-from __future__ import annotations
-
 import re
 import ssl
 from collections.abc import Callable

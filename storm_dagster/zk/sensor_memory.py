@@ -5,8 +5,6 @@ repeated from an older cursor finds what it knew then. The newest eight of a sen
 an observer no more than one full timeout.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

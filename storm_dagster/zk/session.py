@@ -1,7 +1,5 @@
 """ZooKeeper session: connection, requests with a deadline, the lease until which it certainly lives."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -390,7 +388,7 @@ class QuorumLease:
         self._proven: tuple[int, float] = (0, 0.0)
         self._stop = threading.Event()
 
-    def start(self) -> QuorumLease:
+    def start(self) -> "QuorumLease":
         """Start the thread that renews the lease."""
         threading.Thread(target=self._run, name="zookeeper-lease", daemon=True).start()
         return self
@@ -436,6 +434,6 @@ class QuorumLease:
         return sent
 
 
-def lease_of(session: ZkSession) -> ZkSession | QuorumLease:
+def lease_of(session: ZkSession) -> "ZkSession | QuorumLease":
     """Lease of a worker's session: the session itself with one server, else a started :class:`QuorumLease`."""
     return QuorumLease(session).start() if "," in session.hosts else session

@@ -5,8 +5,6 @@ A small record is in its node. A large one is cut: the parts are written first a
 their generation, number and hash. A reader therefore sees the old record or the new one, and knows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import uuid
 

@@ -1,7 +1,5 @@
 """Protocol ``ClusterState``: the operations of a store of cluster state, which are Storm's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """The cluster's state as the daemons, the runs and the tests use it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import uuid
@@ -13,7 +11,7 @@ from typing_extensions import Self
 from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable, UnknownSubtree
-from storm_dagster.model.plugins import load_plugin
+from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
 from storm_dagster.model.security import zookeeper_payload, zookeeper_tls
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
@@ -177,7 +175,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
         if self._owns_state:
             self.state.close()
 
-    def __enter__(self) -> StormClusterState:
+    def __enter__(self) -> "StormClusterState":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -258,7 +256,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
         return self.state.find_children(paths.ASSIGNMENTS) or []
 
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
-        """Version and data of ``/assignments``: every change of an assignment raises it. See ``zk/assignment_changes``."""
+        """Version and data of ``/assignments``: every change of an assignment raises it. See ``append_change`` of operations."""
         found = self.state.get_data_with_version(paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake))
         if found is None:
             raise Unavailable(f"the root of cluster {self._cluster_id} lacks {paths.ASSIGNMENTS}: nothing was read")

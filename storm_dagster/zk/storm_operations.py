@@ -1,7 +1,5 @@
 """The operations of Storm's ``StormClusterState``, each on its path of this layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

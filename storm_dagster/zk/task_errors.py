@@ -1,7 +1,5 @@
 """Errors of tasks: ``/taskerrors/<topology id>/<component>/e<seq>``, the newest ten of each component."""
 
-from __future__ import annotations
-
 import logging
 
 from storm_dagster.model import paths

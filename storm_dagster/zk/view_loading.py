@@ -1,7 +1,5 @@
 """Loader of one immutable view of the whole cluster."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar

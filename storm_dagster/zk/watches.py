@@ -1,7 +1,5 @@
 """One-shot callbacks by path, and their dispatch on watch events, as in Storm."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The ephemeral nodes of live workers: ``/workers/<topology id>/<node>-<port>``."""
 
-from __future__ import annotations
-
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import WorkerNode, decode_record, encode_record

@@ -17,8 +17,8 @@ from storm_dagster.cli.dev.ending import family
 from storm_dagster.model import paths
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import StormBase, encode_record
-from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState

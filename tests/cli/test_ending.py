@@ -13,8 +13,7 @@ import pytest
 
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec
 from storm_dagster.cli.dev.ending import CLUSTER_MARK, end_cluster, family
-from storm_dagster.model.processes import start_ticks
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.testing.waiting import eventually
 
 Start = Callable[..., subprocess.Popen[bytes]]

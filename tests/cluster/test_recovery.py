@@ -18,7 +18,7 @@ import pytest
 
 from storm_dagster.client.uploads import upload
 from storm_dagster.model.errors import AlreadyAlive, Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually

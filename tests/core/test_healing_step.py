@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storm_dagster.core.liveness.causes import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
 from storm_dagster.core.liveness.detection import LivenessLimits
-from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, HealingStepResult, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingMemory

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.liveness.causes import Cause, due_attempts
+from storm_dagster.core.liveness.causes import Cause, LivenessMemory, due_attempts
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
-from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.core.reassignment import Runnable, assignment_of, monitor_batch, offered_supervisors
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.submission.conf import normalize_conf, total_conf
-from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.core.submission.tasks import (
     executors_of,
     fixed_task_components,
@@ -19,6 +18,7 @@ from storm_dagster.core.submission.tasks import (
     partition,
     rescale,
     wanted_executors,
+    with_system_components,
 )
 from storm_dagster.core.submission.validation import normalize_submission, validate_topology
 from storm_dagster.model.conf import default_conf, validate_conf

@@ -14,8 +14,7 @@ import yaml
 from packaging.version import Version
 from pydantic import ValidationError
 
-from storm_dagster.defs.declared.attributes import TopologyAlerts
-from storm_dagster.defs.declared.checks import check_results
+from storm_dagster.defs.declared.checks import TopologyAlerts, check_results
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
 from storm_dagster.defs.declared.deploy import read_actual
 from storm_dagster.defs.declared.topology import workers_markdown

@@ -10,7 +10,7 @@ import pytest
 
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described
 from storm_dagster.defs.declared.deploy import next_batch
-from storm_dagster.defs.declared.requests import deploy_request
+from storm_dagster.defs.declared.runs import deploy_request
 
 pytestmark = pytest.mark.dagster
 

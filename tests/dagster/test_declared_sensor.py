@@ -17,7 +17,7 @@ import pytest
 
 from storm_dagster.defs.declared import sensor as declared_sensor
 from storm_dagster.defs.declared.assets import topology_assets
-from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
+from storm_dagster.defs.declared.checks import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.deploy import alone
 from storm_dagster.defs.declared.runs import topology_definitions
@@ -25,7 +25,7 @@ from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dagster as dg
 
-from storm_dagster.defs.failures import failure_of
-from storm_dagster.defs.metadata import blobs_table, notes, table, tasks_table
+from storm_dagster.defs.metadata import blobs_table, failure_of, notes, table, tasks_table
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import Fenced, InvalidTopology, Unavailable
-from storm_dagster.model.masking import mask
 from storm_dagster.model.records import ComponentTasks, TaskTable
 
 

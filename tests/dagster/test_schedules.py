@@ -12,7 +12,7 @@ import pytest
 
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
-from storm_dagster.defs.observe.inbox_cleanup import load_inbox_memory
+from storm_dagster.defs.observe.history import load_inbox_memory
 from storm_dagster.defs.observe.metrics_rollup import samples_of
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
@@ -110,7 +110,7 @@ def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world: Dag
 
 
 def test_cleaning_removes_what_was_garbage_for_its_time(world: DagsterWorld) -> None:
-    from storm_dagster.defs.observe.inbox_cleanup import observation
+    from storm_dagster.defs.observe.history import observation
     from storm_dagster.model.clock import boot_clock
 
     world.upload("forgotten")

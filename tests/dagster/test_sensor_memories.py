@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
+from storm_dagster.core.liveness.causes import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory
 from storm_dagster.defs.lifecycle.sensor import LifecycleMemory

@@ -290,7 +290,7 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path: Path) -> No
         "storm.zookeeper.port: 9\nstorm.zookeeper.connection.timeout: 200\nnimbus.seeds: ['127.0.0.1:9']\n",
         encoding="utf-8",
     )
-    from storm_dagster.defs.resources.nimbus import NimbusResource
+    from storm_dagster.defs.resources.processes import NimbusResource
 
     nimbus = NimbusResource(home=str(tmp_path), patience_secs=0.0)
     defs = build_storm_defs(home=str(tmp_path), tick_secs=0.0, resources={"nimbus": nimbus})
@@ -309,7 +309,7 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world: Dagst
     running(world, "wc")
     first = evaluate(world, "lifecycle_sensor")
     from storm_dagster.core.scheduling.plan import plan_placement
-    from storm_dagster.model.home_conf import cluster_conf
+    from storm_dagster.model.endpoints import cluster_conf
     from storm_dagster.operations.context import OperationsContext
     from storm_dagster.operations.live import lifecycle
 
@@ -337,7 +337,7 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterW
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
     handle = world.upload("h")
     from storm_dagster.core.scheduling.plan import plan_placement
-    from storm_dagster.model.home_conf import cluster_conf
+    from storm_dagster.model.endpoints import cluster_conf
     from storm_dagster.operations.context import OperationsContext
     from storm_dagster.operations.submit import submission
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_rigs.dagster_results import materialized, shown
 

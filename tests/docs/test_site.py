@@ -11,7 +11,7 @@ import pytest
 
 from storm_dagster.cli.app import VERBS
 from storm_dagster.defs.build import build_storm_resources
-from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.conf import CONF_KEYS
 
 # `make check` and `make docs` build it.
 pytestmark = pytest.mark.long

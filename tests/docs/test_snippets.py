@@ -128,8 +128,7 @@ NO_CONF = {*("storm.yaml", "dagster.yaml", "spark.jars.packages"), "topology.met
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_conf_key_exists(page: Path) -> None:
-    from storm_dagster.model.conf import keys_without_meaning
-    from storm_dagster.model.conf_schema import CONF_KEYS
+    from storm_dagster.model.conf import CONF_KEYS, keys_without_meaning
 
     text = page.read_text(encoding="utf-8")
     named = set(CONF_KEY.findall(text))

@@ -10,10 +10,9 @@ from starlette.applications import Starlette
 
 from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts
-from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
-from storm_dagster.http.server import HttpService
+from storm_dagster.http.server import HttpService, listen
 from storm_rigs.served_logs import Served
 
 

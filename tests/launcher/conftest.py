@@ -12,7 +12,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 
 from storm_dagster.launcher.wire import RUN_ROLE
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_rigs.warm_runs import MODULE, Place
 
 DEFINITIONS = """

@@ -11,6 +11,10 @@ import yaml
 
 import storm_dagster
 from storm_dagster.model.conf import (
+    CONF_KEYS,
+    OWNED_PREFIXES,
+    Kind,
+    check_value,
     default_conf,
     keys_without_meaning,
     load_cluster_conf,
@@ -18,7 +22,6 @@ from storm_dagster.model.conf import (
     unknown_keys,
     validate_conf,
 )
-from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, Kind, check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from storm_dagster.model.conf_schema import check_value
+from storm_dagster.model.conf import check_value
 from storm_dagster.model.records import TaskBeats, WorkerBeat, encode_record
 
 

@@ -16,9 +16,9 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.nimbus.requests.action_listener import load_listener
-from storm_dagster.operations.actions import NOTIFIER_KEY, pending_actions
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.transactions import NOTIFIER_KEY, pending_actions
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.nimbuses import Nimbuses

@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from storm_dagster.model.conf import ClusterConf, load_cluster_conf
+from storm_dagster.model.conf import HIDDEN, ClusterConf, load_cluster_conf, mask
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.masking import HIDDEN, mask
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_rigs.dagster_server import DagsterServer

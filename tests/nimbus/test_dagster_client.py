@@ -10,9 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-from storm_dagster.model.dagster_errors import storage_problem
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
+from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames, storage_problem
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster.client import DagsterClient, location_problem, run_document
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport

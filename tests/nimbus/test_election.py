@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
-from storm_dagster.http import announced
-from storm_dagster.http.announced import AnnouncedName
-from storm_dagster.http.server import HttpService
+from storm_dagster.http import server
+from storm_dagster.http.server import AnnouncedName, HttpService
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus import daemon
@@ -125,7 +124,7 @@ def test_a_daemon_whose_name_moves_to_another_address_ends(
     with pytest.raises(Unavailable, match=r"is now 127\.0\.0\.2, and this daemon listens on 127\.0\.0\.1"):
         AnnouncedName("127.0.0.2", listener).check()
     listener.close()
-    monkeypatch.setattr(announced, "_CHECK_SECS", 0.2)
+    monkeypatch.setattr(server, "_CHECK_SECS", 0.2)
     monkeypatch.setattr(daemon, "AnnouncedName", lambda host, listener: AnnouncedName("127.0.0.2", listener))
     nimbus = nimbuses.start()
     eventually(lambda: nimbus.code is not None, 60, "the end of the nimbus")

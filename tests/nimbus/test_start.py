@@ -15,10 +15,10 @@ import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
-from storm_dagster.http.listening import listen
+from storm_dagster.http.server import listen
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
-from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.host import hold_folder
 from storm_dagster.nimbus.blobs.uploads import clean_inbox
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.nimbus.leadership.start import check_bind, check_mode, open_blob_store
@@ -66,7 +66,7 @@ def test_one_process_per_folder(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [
             sys.executable, "-c",
-            "import sys, time; from pathlib import Path; from storm_dagster.model.daemon_folder import hold_folder\n"
+            "import sys, time; from pathlib import Path; from storm_dagster.model.host import hold_folder\n"
             "held = hold_folder(Path(sys.argv[1]), 'nimbus', 'n1'); print('held', flush=True); time.sleep(600)",
             str(tmp_path),
         ],

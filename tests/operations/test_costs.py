@@ -16,8 +16,8 @@ from storm_dagster.model.records import Assignment, encode_record
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.operations.live import cleaner, lifecycle
 from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.transactions import append_change
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.assignment_changes import append_change
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.gray_upgrades import upgrades_under_way

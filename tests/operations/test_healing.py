@@ -9,9 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
-from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable

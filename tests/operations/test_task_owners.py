@@ -11,9 +11,8 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.model.records import WorkerNode
 from storm_dagster.model.worker_spec import WorkerSpec
-from storm_dagster.worker.dataplane.placement import Placement
-from storm_dagster.worker.runtime.cluster_sync import ClusterSync
-from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.dataplane.routes import Placement
+from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.world import World
 

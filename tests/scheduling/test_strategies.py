@@ -14,7 +14,7 @@ from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.scheduling.slot_allocation import SlotAllocation
 from storm_dagster.core.scheduling.strategy import Strategy, strategy_of
-from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.conf import CONF_KEYS
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.model.placement_reasons import Reason
 from storm_dagster.model.strategies import STRATEGIES

@@ -26,7 +26,7 @@ from storm_dagster.model.security import Security
 from storm_dagster.model.signing import Scope, make_token, signer
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.web import compatibility, service
+from storm_dagster.web import service
 
 SECRET = "0123456789abcdef" * 2
 SITE = "http://127.0.0.1:3000"
@@ -201,7 +201,7 @@ def test_a_web_application_of_another_shape_is_refused(tmp_path: Path, monkeypat
     stock: Any = importlib.import_module("dagster_webserver.webserver")
     for broken in (lambda *_: None, type("Other", (), {"__init__": lambda self, *_, **__: None})):
         monkeypatch.setattr(stock, "DagsterWebserver", broken)
-        with pytest.raises(Unavailable, match="does not fit"), compatibility.dagster_application(tmp_path / "w.yaml"):
+        with pytest.raises(Unavailable, match="does not fit"), service.dagster_application(tmp_path / "w.yaml"):
             pytest.fail("it was served")
 
 

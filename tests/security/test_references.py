@@ -10,7 +10,7 @@ import pytest
 
 import storm_dagster
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.worker.runtime.references import resolve_references
+from storm_dagster.worker.runtime.process import resolve_references
 
 
 def test_values_at_any_depth_are_resolved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -45,4 +45,4 @@ def test_only_workers_resolve() -> None:
     root = Path(storm_dagster.__file__).parent
     found = subprocess.run(["grep", "-rl", "resolve_references", root], capture_output=True, text=True, check=True)
     names = {Path(line).relative_to(root).as_posix() for line in found.stdout.split() if line.endswith(".py")}
-    assert names == {"worker/runtime/process.py", "worker/runtime/references.py"}
+    assert names == {"worker/runtime/process.py"}

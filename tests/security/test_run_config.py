@@ -11,7 +11,7 @@ import pytest
 
 from storm_dagster.defs.build import build_storm_defs, build_storm_resources
 from storm_dagster.defs.resources.handles import ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
+from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.packaging.target import check_inside, target_roots
 

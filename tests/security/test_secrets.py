@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.model.conf import load_cluster_conf, parse_assignments
-from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.conf import (
+    CONF_KEYS,
+    HIDDEN,
+    SECRET_KEYS,
+    is_secret_key,
+    load_cluster_conf,
+    mask,
+    parse_assignments,
+)
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.exposure import check_exposure, make_private
-from storm_dagster.model.masking import HIDDEN, SECRET_KEYS, is_secret_key, mask
 from storm_dagster.model.security import Security
 from storm_dagster.model.spark_remote import spark_token, with_spark_token
 

@@ -19,8 +19,7 @@ from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.worker_spec import HeartbeatFile, worker_processes
-from storm_dagster.supervisor.adoption import find_workers
-from storm_dagster.supervisor.launcher import Launcher
+from storm_dagster.supervisor.launcher import Launcher, find_workers
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker
 from storm_dagster.supervisor.worker_user import worker_user

@@ -24,6 +24,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.exposure import make_private
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -36,7 +37,6 @@ from storm_dagster.model.records import (
     WorkerSlot,
     encode_record,
 )
-from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.testing.waiting import eventually

@@ -15,11 +15,10 @@ import pytest
 
 from storm_dagster.core.slots.model import Work, check_ports, desired_slots
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
-from storm_dagster.model.processes import start_ticks
+from storm_dagster.model.host import hold_folder
+from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
-from storm_dagster.model.run_file import RunFile
 from storm_dagster.supervisor.health import check_once
 from storm_dagster.supervisor.housekeeping import remove_old_logs, remove_run_file, rotate
 from storm_dagster.supervisor.launcher import log_path, worker_command, worker_environment

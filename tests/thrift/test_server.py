@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from storm_dagster.http.listening import listen
+from storm_dagster.http.server import listen
 from storm_dagster.nimbus.thrift.idl import decoder, load_idl
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.nimbus.thrift.service import Dispatcher

@@ -11,7 +11,7 @@ import pytest
 from storm_dagster.api import TaskState
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.worker.runtime.process import ErrorReporter, error_group
 
 
@@ -143,7 +143,7 @@ def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_o
 
 def test_a_topology_master_judges_the_placement_that_it_names_and_the_processes_of_now() -> None:
     from storm_dagster.model.wire import TaskReport, WorkerReport
-    from storm_dagster.worker.dataplane.placement import Placement
+    from storm_dagster.worker.dataplane.routes import Placement
     from storm_dagster.worker.engine.system import TopologyMasterTable
 
     def report(port: int, *tasks: int) -> WorkerReport:

@@ -33,8 +33,7 @@ from storm_dagster.model.groupings import fields_chooser, stable_hash
 from storm_dagster.model.values import UnreadableValue, decode_value, encode_value, register_classes
 from storm_dagster.model.wire import MAX_FRAME_BYTES, decode_frame
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
-from storm_dagster.worker.dataplane.placement import Placement
-from storm_dagster.worker.dataplane.routes import RemoteLink, split_bundle
+from storm_dagster.worker.dataplane.routes import Placement, RemoteLink, split_bundle
 from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.dataplane.tree import Tree

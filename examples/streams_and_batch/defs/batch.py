@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.errors import StormDagsterError
 

@@ -1,7 +1,5 @@
 """The ``dev`` process: starts the daemons of a local cluster, keeps them running, ends them all."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -19,11 +17,11 @@ from storm_dagster.cli.dev.ending import end_cluster, family, marks_of
 from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, code_socket, daemon_environment, prepare_dagster_home
 from storm_dagster.model import endpoints
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
+from storm_dagster.model.endpoints import DEV_CONF, write_dev_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.exposure import make_private
-from storm_dagster.model.home_conf import DEV_CONF, write_dev_conf
 from storm_dagster.model.host import lock_file, require_linux
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security, zookeeper_payload
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,5 @@
 """One child process that is kept running: started, watched, restarted with back-off."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from storm_dagster.cli.dev.ending import end_session
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
 _BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)

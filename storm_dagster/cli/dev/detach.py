@@ -1,7 +1,5 @@
 """``dev`` in the foreground and detached; both report the same way."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -9,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,12 +32,10 @@ class _PipeReporter:
 
     def send(self, document: dict[str, Any]) -> None:
         with self._lock:
-            try:
+            # The command that waited was ended; the cluster goes on.
+            with suppress(OSError, ValueError):
                 self._pipe.write(json.dumps(document) + "\n")
                 self._pipe.flush()
-            except (OSError, ValueError):
-                # The command that waited was ended; the cluster goes on.
-                pass
 
     def begin(self, step: str) -> None:
         self.send({"begin": step})

@@ -1,7 +1,5 @@
 """End every process of a cluster: workers first, then TERM, ten seconds, KILL. None survives."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -11,8 +9,7 @@ from pathlib import Path
 import psutil
 
 from storm_dagster.model.clock import boot_id
-from storm_dagster.model.processes import Process, processes, signal_exactly
-from storm_dagster.model.run_file import RunFile, run_dir
+from storm_dagster.model.processes import Process, RunFile, processes, run_dir, signal_exactly
 
 GRACE_SECS = 10.0
 # These would start new workers, or Dagster runs, while the old ones are being ended.

@@ -1,7 +1,5 @@
 """Daemons of a local cluster and their command lines."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -18,10 +16,10 @@ from storm_dagster.cli.dev.ending import CLUSTER_MARK
 from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.exposure import make_private
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.peers import can_tell_users
-from storm_dagster.model.run_file import run_dir
+from storm_dagster.model.processes import run_dir
 from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.packaging.target import target_roots
 

@@ -1,7 +1,5 @@
 """The ports of a local cluster, chosen before anything starts, so that a restarted daemon finds its own."""
 
-from __future__ import annotations
-
 import random
 import socket
 from collections.abc import Iterable
@@ -59,7 +57,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
+def _default(conf: ClusterConf, options: "DevOptions") -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
     first = sorted(conf["supervisor.slots.ports"])
     # The conf's ports are those of the first supervisor; further ones on this host follow above them.
@@ -78,7 +76,7 @@ def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
     )
 
 
-def _auto(options: DevOptions) -> DevPorts:
+def _auto(options: "DevOptions") -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
     wanted = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
     if wanted > len(_AUTO) // 2:
@@ -120,7 +118,7 @@ def _busy(ports: Iterable[int]) -> list[int]:
     return sorted({port for port in ports if not is_free(port)})
 
 
-def choose_ports(options: DevOptions, conf: ClusterConf, home: Path) -> DevPorts:
+def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPorts:
     """The ports of a cluster with these options, remembered in ``HOME/ports.json``.
 
     ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``: free ones,

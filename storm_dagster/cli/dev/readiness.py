@@ -1,17 +1,16 @@
 """Readiness of each part of a local cluster, checked over the network, never guessed from time."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from storm_dagster.model.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
-from storm_dagster.model.home_conf import cluster_conf
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
@@ -94,10 +93,8 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
             healthy = daemons.get("SENSOR", {}).get("healthy")
             return None if healthy else (False, NO_DAEMON)
         if loaded.get("__typename") == "PythonError":
-            try:
+            with suppress(httpx.HTTPError):
                 httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, **options)
-            except httpx.HTTPError:
-                pass
             return True, str(loaded.get("message", "the code location failed to load")).strip()[:1500]
         return False, f"code location storm is {str(entry.get('loadStatus')).lower()}"
     return False, "the workspace names no code location storm"
@@ -116,10 +113,8 @@ def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
 
     A launch has to be answered within five seconds. Failures are left to the launch itself.
     """
-    try:
+    with suppress(httpx.HTTPError):
         httpx.post(f"{web_url}/graphql", json={"query": _WARM_UP}, timeout=60.0, **options)
-    except httpx.HTTPError:
-        pass
 
 
 def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:

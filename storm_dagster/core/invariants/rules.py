@@ -1,7 +1,5 @@
 """The rules of the invariants: I1 to I8. Pure; each yields (thing, reason) pairs, and its docstring is the rule in words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

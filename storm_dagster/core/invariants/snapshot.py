@@ -1,7 +1,5 @@
 """Snapshot of a cluster, rules, and violations of rules. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -50,7 +48,7 @@ class ClusterSnapshot:
     """Ids of topologies with a stored rebalance request."""
     gray: Mapping[str, GrayNodes] | None = None
     processes: tuple[WorkerPid, ...] | None = None
-    former: ClusterSnapshot | None = None
+    former: "ClusterSnapshot | None" = None
     """Earlier snapshot by the same observer."""
 
 
@@ -90,13 +88,13 @@ class Rule:
     words: str
     """The rule in one sentence."""
     remedy: str
-    find: Callable[[ClusterSnapshot], Found]
+    find: "Callable[[ClusterSnapshot], Found]"
     by_view: bool = False
     """Whether a view alone decides it."""
     heals: bool = False
     """Whether the cluster may break it for as long as it takes to heal: a warning, no error."""
 
-    def check(self, snapshot: ClusterSnapshot) -> list[Violation]:
+    def check(self, snapshot: "ClusterSnapshot") -> list[Violation]:
         """Violations of the rule."""
         return [
             Violation(self.invariant, self.name, thing, reason, self.remedy) for thing, reason in self.find(snapshot)

@@ -5,8 +5,6 @@ memory. No wall clock enters: a limit starts when this observer first saw the th
 a new observer (another boot id, a new leader, the end of an outage) grants one full timeout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,8 +12,16 @@ from functools import cached_property
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import SPREAD_PAUSE_SECS, Cause, CauseKind
-from storm_dagster.core.liveness.memory import FirstSeen, LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
+from storm_dagster.core.liveness.causes import (
+    SPREAD_PAUSE_SECS,
+    Cause,
+    CauseKind,
+    FirstSeen,
+    LivenessMemory,
+    MissingSlot,
+    StartingWorker,
+    TopologyMemory,
+)
 from storm_dagster.core.transitions import HEALED, STEADY
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER
@@ -37,7 +43,7 @@ class LivenessLimits:
     """Losses of one fault may come so far apart: ZooKeeper ends sessions in buckets, and clients reconnect late."""
 
     @staticmethod
-    def from_conf(conf: Conf) -> LivenessLimits:
+    def from_conf(conf: Conf) -> "LivenessLimits":
         """The limits of a cluster conf."""
         return LivenessLimits(
             task_secs=conf.get("nimbus.task.timeout.secs", 30),
@@ -70,7 +76,7 @@ class LivenessResult:
 def observe(
     view: ClusterView,
     memory: LivenessMemory,
-    limits: LivenessLimits,
+    limits: "LivenessLimits",
     *,
     boot_id: str,
     boot_now: float,
@@ -168,7 +174,7 @@ class _Round:
 
     view: ClusterView
     memory: LivenessMemory
-    limits: LivenessLimits
+    limits: "LivenessLimits"
     now: float
     silent: frozenset[str]
     causes: list[Cause] = field(default_factory=list)

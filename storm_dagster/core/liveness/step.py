@@ -4,8 +4,6 @@
 the mass-loss guard (``docs/decisions.md#mass-loss``); whoever calls it launches the reassignments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -14,9 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Attempt, AttemptMemory, Cause, due_attempts
+from storm_dagster.core.liveness.causes import Attempt, AttemptMemory, Cause, LivenessMemory, due_attempts
 from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
-from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.model.view import ClusterView
 
 

@@ -1,7 +1,5 @@
 """Charts over time: a few lines, with gaps where nothing is known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

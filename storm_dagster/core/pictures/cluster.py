@@ -1,7 +1,5 @@
 """Picture of a whole cluster: supervisors x slots, colored by topology."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Colors stand in attributes for viewers without a style sheet; the classes let a page choose others, for a dark screen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Edges that close a cycle are drawn backwards. The way of an edge over several layers is kept free of nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

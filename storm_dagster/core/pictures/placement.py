@@ -4,8 +4,6 @@ Every text in it is escaped: component, host and supervisor names come from user
 ``<img>`` with a data URI, in which browsers run no scripts and load nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parts of pictures: SVG text made without any drawing library, every string from users escaped."""
 
-from __future__ import annotations
-
 import base64
 import colorsys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Healing moves nothing that lives, so an assignment may become uneven until the n
 workers (user-defined and old ones) may ask for an uneven one: then quotas are not checked.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any

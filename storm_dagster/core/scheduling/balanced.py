@@ -4,8 +4,6 @@ Healing, too, fails when slots are short: nothing is squeezed into fewer workers
 tasks wait with the reason, what lives goes on, and the next attempt places them as soon as there are slots.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The planner's input for one topology, from its normalized form, its merged conf and its task table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

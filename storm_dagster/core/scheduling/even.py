@@ -1,7 +1,5 @@
 """The ``even`` strategy: the rules of Storm's even and default schedulers (``docs/decisions.md#even-strategy``)."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from storm_dagster.core.scheduling.history import Slot

@@ -4,15 +4,12 @@ A placement keeps only which selector decided. Everything else follows from it: 
 equals, what stayed or was requested, and the order in which executors are placed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.plan import event_of
 from storm_dagster.core.scheduling.selectors import FilledWorker, Key, WorkerSelector, fair_share
-from storm_dagster.core.scheduling.steps import TopologyEvent
-from storm_dagster.core.scheduling.strategy import strategy_of
+from storm_dagster.core.scheduling.strategy import TopologyEvent, strategy_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import REASONS, Reason
 

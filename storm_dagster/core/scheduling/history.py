@@ -1,7 +1,5 @@
 """History of a topology: current assignment and user-defined workers, read for one event."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -70,7 +68,7 @@ class EventHistory:
         return sum(worker.state != LOST for worker in self.old)
 
 
-def history_rows(topology: TopologyToPlace, codes: Codes) -> Iterator[Row]:
+def history_rows(topology: "TopologyToPlace", codes: Codes) -> Iterator[Row]:
     """Rows of a topology's assignment, user-defined workers, dead and unstopped tasks; components as numbers."""
     for worker in topology.old:
         yield {

@@ -1,7 +1,5 @@
 """The ``local`` strategy, JStorm's local mode: one worker on the only supervisor, at its first free port."""
 
-from __future__ import annotations
-
 from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, SlotAllocation
 from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment

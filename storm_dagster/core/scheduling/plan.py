@@ -4,15 +4,13 @@ It serves reassignment, the leader's own healing and scheduled dry runs; submiss
 the PySpark assignment, with the same steps (``docs/decisions.md#placement-on-spark``).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence
 
 from storm_dagster.core.scheduling.history import history_rows
 from storm_dagster.core.scheduling.slot_allocation import FreePorts
-from storm_dagster.core.scheduling.steps import TopologyEvent, allocate
+from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
 from storm_dagster.core.scheduling.units import Codes, Row, executors_of, service_order, several_tasks, summary_of
 from storm_dagster.model.placement import (
     PlacedWorker,

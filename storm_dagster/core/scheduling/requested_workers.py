@@ -3,8 +3,6 @@
 The request is what slot allocation knows of a topology: it never sees tasks.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

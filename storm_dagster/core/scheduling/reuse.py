@@ -3,8 +3,6 @@
 See ``docs/decisions.md#fewest-moves``.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ and inside a supervisor it is kept in heaps, so that a topology of a hundred tho
 workers takes a logarithmic step for each, where trying all workers would take thousands.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby

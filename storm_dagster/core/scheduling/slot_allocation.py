@@ -1,7 +1,5 @@
 """Free ports of a cluster, and the slots that one topology takes from them."""
 
-from __future__ import annotations
-
 import heapq
 from bisect import insort
 from collections.abc import Collection, Iterable

@@ -4,16 +4,17 @@ Each step of a placement calls the strategy of the topology: the PySpark assignm
 planner in process.
 """
 
-from __future__ import annotations
-
 import importlib
+import json
+from collections.abc import Iterable
 from functools import cache
 from typing import Protocol
 
-from storm_dagster.core.scheduling.requested_workers import Grants
-from storm_dagster.core.scheduling.slot_allocation import SlotAllocation
-from storm_dagster.core.scheduling.task_assignment import TaskAssignment
-from storm_dagster.core.scheduling.units import TopologySummary
+from storm_dagster.core.scheduling.history import EventHistory, read_history
+from storm_dagster.core.scheduling.requested_workers import Grants, SlotRequest, grant_requests, slot_request
+from storm_dagster.core.scheduling.slot_allocation import FreePorts, PlacementRefused, SlotAllocation
+from storm_dagster.core.scheduling.task_assignment import Allocated, TaskAssignment
+from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary
 from storm_dagster.model.placement_reasons import Reason
 from storm_dagster.model.strategies import STRATEGIES
 
@@ -53,3 +54,56 @@ def strategy_of(name: str) -> Strategy:
     module, _, attribute = STRATEGIES.get(name, STRATEGIES["balanced"]).partition(":")
     strategy: Strategy = getattr(importlib.import_module(module), attribute)()
     return strategy
+
+
+class TopologyEvent:
+    """An event of one topology, from the rows of its history."""
+
+    def __init__(self, about: TopologySummary, executors: Executors, rows: Iterable[Row]) -> None:
+        self.about = about
+        self.executors = executors
+        self.strategy = strategy_of(about.strategy)
+        self.history: EventHistory = read_history(about.event, executors, rows)
+        self._grants: Grants | None = None if self.strategy.grants_requests else Grants()
+
+    def request(self) -> SlotRequest:
+        """The slots that it wants."""
+        if self._grants is None:
+            self._grants = grant_requests(self.about, self.executors, self.history)
+        respread = self.strategy.respreads and self.about.event == "monitor"
+        return slot_request(self.about, self.executors, self.history, self._grants, respread=respread)
+
+    def assign(self, allocated: Allocated) -> list[Row]:
+        """Rows of all its workers, those that stay as they are included; see :class:`TaskAssignment`.
+
+        When it was refused a single row without a node, its ``units`` those without a slot and its ``text`` the
+        refusal. Otherwise the ``text`` of the first row holds the warnings, if there are any.
+        """
+        if self._grants is None:
+            # Without a history nothing is requested; all else that is granted the slots name.
+            none = self.history.is_empty
+            self._grants = Grants() if none else grant_requests(self.about, self.executors, self.history)
+        assignment = TaskAssignment(self.about, self.executors, self.history, self._grants, allocated)
+        if allocated.refusal is not None:
+            assignment.fail(allocated.refusal)
+            return assignment.out
+        assignment.stay()
+        if allocated.slots:
+            self.strategy.fill(assignment)
+        if assignment.out and (warnings := self.strategy.warnings(self.about, self._grants)):
+            assignment.out[0]["text"] = json.dumps(warnings)
+        return assignment.out
+
+
+def allocate(about: TopologySummary, request: SlotRequest, ports: FreePorts) -> Allocated:
+    """Slots of one topology, taken from the free ports, or the reason why it gets none."""
+    if request.unchanged:
+        return Allocated()
+    allocation = SlotAllocation(about, request, ports)
+    try:
+        strategy_of(about.strategy).allocate(allocation)
+    except PlacementRefused as refused:
+        allocation.close(refused=True)
+        return Allocated(refusal=refused.refusal)
+    allocation.close(refused=False)
+    return Allocated(allocation.slots, allocation.freed)

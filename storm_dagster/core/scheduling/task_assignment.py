@@ -1,7 +1,5 @@
 """Assignment of one topology's executors to its slots."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

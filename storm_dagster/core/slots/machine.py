@@ -18,8 +18,6 @@ state                     meaning
 ========================  ==========================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias

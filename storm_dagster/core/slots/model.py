@@ -1,7 +1,5 @@
 """Values of the slot state machine: the slot, its events, its instructions, and the work that assignments want of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """The conf of a topology: checked, then completed with what the system decides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from storm_dagster.model.conf import Conf

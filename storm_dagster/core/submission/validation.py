@@ -4,8 +4,6 @@ Every message names the component, the reason and the remedy, with the closest e
 name is wrong.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable
@@ -13,11 +11,9 @@ from typing import Any
 
 from storm_dagster.core.scheduling.build import user_workers
 from storm_dagster.core.submission.conf import normalize_conf, total_conf
-from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.core.submission.tasks import normalize_topology, number_tasks
+from storm_dagster.core.submission.tasks import normalize_topology, number_tasks, with_system_components
 from storm_dagster.core.window_state import window_shape
-from storm_dagster.model.conf import Conf
-from storm_dagster.model.conf_schema import check_value
+from storm_dagster.model.conf import Conf, check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GROUPINGS
 from storm_dagster.model.names import check_component_id, check_stream_id, check_topology_name

@@ -5,8 +5,6 @@ and the sensor end the upgrade (:func:`due`, :func:`transition`). Every worker i
 :func:`code_for` says on which.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 

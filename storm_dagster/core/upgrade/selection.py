@@ -1,7 +1,5 @@
 """State of a gray upgrade and its workers, and requests for it: which come next, and whether that and the code can be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The assets of one declared topology: the topology itself, and its spouts and bolts in the lineage."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ import dagster as dg
 from storm_dagster.defs.declared.declaration import Declaration, Described, edges
 from storm_dagster.defs.metadata import components_table, table
 from storm_dagster.defs.translator import StormAsset
-from storm_dagster.model.masking import mask
+from storm_dagster.model.conf import mask
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.packaging.target import parse_target
 

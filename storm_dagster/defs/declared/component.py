@@ -12,8 +12,6 @@
       alerts: {complete_ms: 500}
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import zlib
@@ -26,12 +24,7 @@ from dagster.components.component_scaffolding import scaffold_component
 from pydantic import ConfigDict, Field
 
 from storm_dagster.defs.declared.assets import topology_assets
-from storm_dagster.defs.declared.attributes import (
-    FreshnessAttributes,
-    GrayAttributes,
-    ScheduleAttributes,
-    TopologyAlerts,
-)
+from storm_dagster.defs.declared.checks import FreshnessAttributes, GrayAttributes, ScheduleAttributes, TopologyAlerts
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
@@ -39,7 +32,7 @@ from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import OWNER, described
 from storm_dagster.defs.observe.history import DECLARED, remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest

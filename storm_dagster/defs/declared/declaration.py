@@ -4,8 +4,6 @@ Targets are described in a child process, never imported here. Descriptions are 
 the code they were made from, because every run loads the definitions again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
@@ -18,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
-from storm_dagster.model.masking import mask
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.target import Target, describe_target, parse_target

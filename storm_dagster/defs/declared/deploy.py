@@ -4,8 +4,6 @@ Every change is a run in the code location of the cluster, as from the command l
 cluster state.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

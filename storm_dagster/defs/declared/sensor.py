@@ -4,7 +4,6 @@ It keeps nothing but the time of its last tick: what it observed before is the n
 Observations follow changes of state. While nothing changes, a small one every 10 minutes confirms that all tasks run.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import time
 from collections.abc import Mapping
@@ -14,8 +13,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
-from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, under_way
-from storm_dagster.defs.declared.runs import DEPLOY_TAG, REBALANCE_JOB, ask_job
+from storm_dagster.defs.declared.runs import DEPLOY_JOB, DEPLOY_TAG, REBALANCE_JOB, ask_job, deploy_request, under_way
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation

@@ -1,7 +1,5 @@
 """A declared topology with its settings, and snapshots of its running state with the metadata that show it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,13 +10,12 @@ from urllib.parse import quote
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
-from storm_dagster.defs.declared.checks import check_results
+from storm_dagster.defs.declared.checks import FreshnessAttributes, ScheduleAttributes, TopologyAlerts, check_results
 from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.status import show_document

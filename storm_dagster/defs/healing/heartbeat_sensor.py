@@ -5,7 +5,6 @@ end its waiting; every decision is made from one view of the cluster. Because li
 polls every five seconds. While a run that it requested does not start, it gives up ``/healer``: the leader heals then.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import os
 import socket

@@ -4,8 +4,6 @@ from causes.
 A recovery lasts from the poll that missed a worker to the one that saw all run again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import OrderedDict
@@ -18,8 +16,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Attempt
-from storm_dagster.core.liveness.memory import FirstSeen
+from storm_dagster.core.liveness.causes import Attempt, FirstSeen
 from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames

@@ -1,14 +1,12 @@
 """The reassignment job: dead tasks get a slot again."""
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
-from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import ReassignConfig
 from storm_dagster.defs.healing.memory import REASSIGN_JOB

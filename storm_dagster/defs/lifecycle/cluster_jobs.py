@@ -3,7 +3,6 @@
 Only these and `dev` itself start daemons. The cluster is detached: it outlives the run.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import os
 import subprocess
 import sys
@@ -12,10 +11,15 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
-from storm_dagster.defs.resources.handles import ZooKeeperResource
-from storm_dagster.defs.resources.local_cluster import CLUSTER_MARK, local_cluster_runs, run_cli, start_cluster
+from storm_dagster.defs.metadata import step_errors
+from storm_dagster.defs.resources.handles import (
+    CLUSTER_MARK,
+    ZooKeeperResource,
+    local_cluster_runs,
+    run_cli,
+    start_cluster,
+)
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.packaging.target import target_roots

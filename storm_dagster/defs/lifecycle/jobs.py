@@ -1,6 +1,5 @@
 """One op job for each verb of a topology's life. Each waits for its effect and then reports it."""
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import functools
 import time
 from collections import Counter
@@ -12,13 +11,12 @@ import dagster as dg
 
 from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.defs.binding import op_job
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import may_drop
-from storm_dagster.defs.metadata import stored_metadata, table
-from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
+from storm_dagster.defs.metadata import step_errors, stored_metadata, table
 from storm_dagster.defs.resources.operating import Handles, operations
+from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, parse_workers

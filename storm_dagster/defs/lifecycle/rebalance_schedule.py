@@ -5,7 +5,6 @@ task for task). Only when that improves the balance by more than ``topology.reba
 `rebalance_topology` plan with PySpark and move tasks; otherwise the tick's skip reason explains it.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -18,12 +17,12 @@ from storm_dagster.core.reassignment import imbalance
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import STEADY
 from storm_dagster.defs.binding import bind, op_job
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import verb_config
 from storm_dagster.defs.keys import topology_tags
+from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.observe.history import remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_reference

@@ -4,7 +4,6 @@ It also keeps the partitions in step with the cluster: a topology that lives has
 submitted; the key of one that was seen alive and is gone is dropped.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import hashlib
 import json
 import logging

@@ -4,7 +4,6 @@ Alert policies are a feature of Dagster+. Evaluations of checks that come from s
 Dagster's own `run_failure_sensor` does not see them.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import hashlib
 import json
 import time

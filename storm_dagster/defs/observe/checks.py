@@ -5,7 +5,6 @@ out of `submit_topology`, whose run has exactly six steps; `supervisor_sensor` e
 cluster changes.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,10 +25,9 @@ from storm_dagster.core.scheduling.assignment_checks import (
 )
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import bind, cluster_key
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
 from storm_dagster.defs.keys import catalog
-from storm_dagster.defs.metadata import notes, table
+from storm_dagster.defs.metadata import notes, step_errors, table
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames
@@ -40,7 +38,7 @@ from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.worker_requests import ask_topology_master, link_key_of
-from storm_dagster.operations.read.diagnosing import findings_of
+from storm_dagster.operations.read.explaining import findings_of
 from storm_dagster.operations.read.exposures import ClusterPlace, exposures
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
 

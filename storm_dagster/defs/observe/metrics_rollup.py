@@ -6,7 +6,6 @@ counters for every component in ``samples/hour=…`` and what they grew by since
 history is, and drops what is older than ``dagster.metrics.retention.hours``.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from storm_dagster.defs.binding import asset_settings, bind
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import TOPOLOGY_STATS
-from storm_dagster.defs.metadata import table
-from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.metadata import step_errors, table
+from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable

@@ -4,9 +4,9 @@ A resource finds what runs and never owns its life. Building one connects to not
 without a cluster. Connections are opened inside ``with`` blocks, in the process that uses them.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,71 @@ from pydantic import PrivateAttr
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.client import command
 from storm_dagster.defs.keys import described
-from storm_dagster.defs.resources.local_cluster import ensure_local_cluster
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.endpoints import home_dir
-from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.model.endpoints import ClusterFile, cluster_conf, home_dir
+from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.operations.context import leader_http
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
+"""By this variable `stop` knows the processes of its cluster."""
+_LONGEST_SECS = 300
+
+
+def local_cluster_runs(home: Path) -> bool:
+    """Whether a local cluster lives in that state folder."""
+    return any(record.role == "dev" and record.alive() for record in RunFile.read_all(home))
+
+
+def run_cli(arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
+    try:
+        # This run may belong to another cluster, which must not take the new one for its own when it ends.
+        done = command.run_cli(*arguments, "--json", env={CLUSTER_MARK: ""}, timeout=_LONGEST_SECS)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(
+            f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"
+        ) from None
+    return done.check().document
+
+
+def start_cluster(home: Path, *, supervisors: int, slots: int, nimbuses: int) -> None:
+    """Start a local cluster in ``home``; returns when it is ready. It outlives this process.
+
+    Only the job `start_local_cluster`, and resources with ``spawn: true`` (development), start daemons from here. A
+    sensor or a submission without that flag never does.
+    """
+    run_cli(
+        [
+            *("dev", "--detach", "--ports", "auto", "--home", str(home)),
+            *("--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)),
+        ]
+    )
+
+
+def ensure_local_cluster(home: Path) -> None:
+    """Start the smallest useful cluster in ``home`` when none runs there, and wait until it is ready.
+
+    Two runs that find none at once start one: the second is refused by `dev` and uses the first's. Raises
+    :class:`Unavailable` when none is ready within five minutes.
+    """
+    if local_cluster_runs(home) and ClusterFile.read(home) is not None:
+        return
+    try:
+        start_cluster(home, supervisors=2, slots=4, nimbuses=1)
+    except (Conflict, Unavailable):
+        if not local_cluster_runs(home):
+            raise
+        deadline = time.monotonic() + _LONGEST_SECS
+        while ClusterFile.read(home) is None:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the cluster that starts in {home} is not ready: look at {home}/logs") from None
+            time.sleep(0.5)
+
 
 _BUILT_IN_CODE = (
     "Run config cannot set its fields: give them to build_storm_defs(), build_storm_resources() or the resource itself, "

@@ -1,7 +1,5 @@
 """Context of the operations for a step of a run: connections, planner, token, and errors."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,8 +7,8 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import STAGED_BY_TAG
+from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.dagster_names import TOKEN_TAG

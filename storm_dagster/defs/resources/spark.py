@@ -3,8 +3,6 @@
 pyspark and dagster-pyspark are imported when a session is first asked for, not when definitions load.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 class SparkResource(ClusterHandle):
     """Spark for placements, and a session for the user's own assets."""
 
-    def pyspark(self, conf: dict[str, Any] | None = None) -> LazyPySparkResource:
+    def pyspark(self, conf: dict[str, Any] | None = None) -> "LazyPySparkResource":
         """dagster-pyspark's resource for the cluster's Spark: ``spark.remote`` (Connect), else ``spark.master``.
 
         A session of its own, never the placement's. ``conf`` is added to the session's conf.
@@ -57,7 +55,7 @@ class SparkResource(ClusterHandle):
         return plan
 
 
-def open_session(where: Mapping[str, str]) -> SparkSession:
+def open_session(where: Mapping[str, str]) -> "SparkSession":
     """A session by dagster-pyspark's resource, for a Spark conf that names ``spark.remote`` or ``spark.master``."""
     from dagster_pyspark import LazyPySparkResource
 

@@ -4,7 +4,6 @@ Assets return only metadata: ZooKeeper and the blob store hold the truth, nothin
 storage, so that any stage can be run again alone, in another process.
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -14,7 +13,6 @@ import dagster as dg
 
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import asset_settings, bind, cluster_key
-from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
 from storm_dagster.defs.metadata import (
     active_metadata,
@@ -25,12 +23,13 @@ from storm_dagster.defs.metadata import (
     placement_metadata,
     planned_metadata,
     published_metadata,
+    step_errors,
     table,
     task_components,
     tasks_metadata,
 )
-from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations, tag_run, tags_of, token_for
+from storm_dagster.defs.resources.processes import NimbusResource, upload_of
 from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name

@@ -1,9 +1,8 @@
-"""One page of a log, by position and size, whatever the size of the file."""
-
-from __future__ import annotations
+"""One page of a log, by position and size, whatever the size of the file; and the text of stacks."""
 
 import codecs
 import os
+from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
@@ -73,3 +72,15 @@ def whole_characters(raw: bytes, encoding: str, *, cut_before: bool) -> str:
             raw = raw[skip:]
         return codecs.getincrementaldecoder("utf-8")("replace").decode(raw, final=False)
     return raw.decode(encoding, "replace")
+
+
+def stacks_text(header: str, stacks: Mapping[str, Sequence[str]] | None, problem: str = "") -> str:
+    """One worker's block; ``problem`` is the reason for no stacks."""
+    lines = ["=" * 80, header, "=" * 80]
+    if stacks is None:
+        return "\n".join([*lines, problem, ""]) + "\n"
+    for thread, frames in stacks.items():
+        lines.append(f'"{thread}"')
+        lines.extend(frame.rstrip("\n") for frame in frames)
+        lines.append("")
+    return "\n".join(lines) + "\n"

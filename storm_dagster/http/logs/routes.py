@@ -1,7 +1,5 @@
 """The routes of log files: JStorm's ``/logview?cmd=...`` and the pages that Storm's log links lead to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,10 +15,9 @@ from storm_dagster.http.description import HttpApi
 from storm_dagster.http.logs.pages import PAGE_BYTES, check_encoding, page_bounds, read_page, whole_characters
 from storm_dagster.http.logs.search import Search, search_log
 from storm_dagster.http.logs.tree import LogTree
-from storm_dagster.http.query import query_flag, query_int, query_text, query_word
-from storm_dagster.http.streams import StreamResponse
+from storm_dagster.http.responses import StreamResponse, query_flag, query_int, query_text, query_word
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
-from storm_dagster.model.masking import mask
 
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")

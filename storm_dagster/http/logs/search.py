@@ -1,7 +1,5 @@
 """Search in a log: plain text, in linear time, with a budget for each request."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ meanwhile, nothing outside of the folder is opened. A file that does not exist a
 the very same error.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import ExitStack

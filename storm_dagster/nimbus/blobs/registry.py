@@ -7,8 +7,6 @@ whether it holds it (``docs/decisions.md#blob-ownership``).
 Blobs of topologies and of users are registered; staged and uploaded ones come and go with their submission.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
 """The blob store of one nimbus: its own disk, the registration in ZooKeeper, and the copies elsewhere."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +53,7 @@ class NimbusBlobStore:
         self._minimum = minimum
         self._terms = WriteTerms()
 
-    def accepting_fewer(self, minimum: int | None = None) -> NimbusBlobStore:
+    def accepting_fewer(self, minimum: int | None = None) -> "NimbusBlobStore":
         """The same store on such terms (:class:`~storm_dagster.blobstore.store.ReplicatedStore`)."""
         other = copy.copy(self)
         other._terms = WriteTerms(minimum=minimum, allow_degraded=True)
@@ -113,10 +112,8 @@ class NimbusBlobStore:
 
     def drop_replica(self, key: str) -> None:
         """Remove a copy at the leader's request; a missing one is no error."""
-        try:
+        with suppress(KeyNotFound):
             self.base.delete(key)
-        except KeyNotFound:
-            pass
 
     def _spread(self, meta: BlobMeta, epoch: int, terms: WriteTerms) -> int:
         minimum = self._minimum if terms.minimum is None else terms.minimum

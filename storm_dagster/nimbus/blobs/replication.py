@@ -4,8 +4,6 @@ A copy is first offered by its hash alone: a follower that has the content alrea
 stores it without a transfer.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ What is absent here is fetched. What is absent elsewhere is only removed here wh
 says so for a while: an empty root, or that of another cluster, never costs a blob.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import threading

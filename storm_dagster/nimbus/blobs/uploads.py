@@ -5,8 +5,6 @@ A handle is a random word that nimbus made up; no path or key of a caller is eve
 ``HOME/nimbus/<id>/inbox``, whose cleaner is JStorm's.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets

@@ -6,8 +6,6 @@ whether there is another way. Where there is none, a launch waits longer for a D
 seconds that it lives: on a busy machine it is slow, not away.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -15,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.model.dagster_errors import storage_problem
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames
+from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames, storage_problem
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
+from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.security import Security, read_private_file
 from storm_dagster.model.signing import signer

@@ -1,7 +1,5 @@
 """Blobs, their copies on followers, and upload sessions."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
 from storm_dagster.http.authentication import may_do_all
-from storm_dagster.http.streams import StreamResponse
+from storm_dagster.http.responses import StreamResponse
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.names import check_blob_key

@@ -4,8 +4,6 @@ Labels come from fixed sets (route patterns, statuses) and from running topologi
 at most 100 metrics of a task), never from requests.
 """
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The HTTP application of one nimbus: handlers of its own routes, of Storm's, of logs and pages; events of workers."""
 
-from __future__ import annotations
-
 import hmac
 import threading
 import time
@@ -31,8 +29,7 @@ from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
 from storm_dagster.nimbus.http.storm.actions import LogLevelsRequest, StormRebalance, TopologyActions
 from storm_dagster.nimbus.http.storm.cluster_pages import ClusterPages
-from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages
-from storm_dagster.nimbus.http.storm.visualization import visualization, visualization_table
+from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages, visualization, visualization_table
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader

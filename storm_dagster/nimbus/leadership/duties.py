@@ -4,8 +4,6 @@ Dagster's sensors come first. They hold ``/healer``; while it has been there rec
 to them, and healing for as long as a run should take (``docs/decisions.md#healing-sensor``).
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -14,8 +12,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.memory import LivenessMemory
+from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths

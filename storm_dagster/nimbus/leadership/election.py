@@ -1,7 +1,5 @@
 """The loop that makes this nimbus leader or follower (``docs/decisions.md#leader-election``)."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

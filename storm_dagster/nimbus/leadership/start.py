@@ -1,7 +1,5 @@
 """Checks and preparations before a nimbus serves: mode, addresses, folders, cluster id, container."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -12,9 +10,9 @@ from pathlib import Path
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.exposure import address_beyond_loopback, check_exposure
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore
 from storm_dagster.zk.cached_state import CachedReads

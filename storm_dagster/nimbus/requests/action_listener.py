@@ -11,8 +11,6 @@ does not end delays later calls only. The next leader notifies of the actions th
 one under way then is repeated.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import threading
@@ -22,8 +20,8 @@ from typing import Any
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus, repeat
-from storm_dagster.operations.actions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.transactions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
 
 _log = logging.getLogger(__name__)
 

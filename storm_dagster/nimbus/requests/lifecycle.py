@@ -5,8 +5,6 @@
 (:mod:`storm_dagster.nimbus.thrift.submission`), each with the ``handle`` of the uploaded parts.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

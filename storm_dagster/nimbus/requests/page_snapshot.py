@@ -4,18 +4,29 @@ Pure: from a view of the cluster, the topology master's answer and the errors. :
 gives them (``snapshot(name)``) with everything filled in.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.records import SupervisorInfo, TaskError, TaskTable, WorkerSlot
+from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, WindowStats, is_system_name, merge, task_windows
+
+_TABLES = {
+    name: {field: attrgetter(place) for field, place in table.items()}
+    for name, table in load_table(__name__, "rows").items()
+}
+
+
+def fields_of(name: str, source: object) -> dict[str, Any]:
+    """The fields of a table, read from their source."""
+    return {field: value(source) for field, value in _TABLES[name].items()}
+
 
 _CAPACITY_WINDOW = "600"
 
@@ -205,7 +216,7 @@ class TopologySize:
     cpu: float
 
     @staticmethod
-    def of(*topologies: TopologyView) -> TopologySize:
+    def of(*topologies: TopologyView) -> "TopologySize":
         """The size of all of them together."""
         tables = [(one.tasks, one.base.executors) for one in topologies if one.tasks is not None]
         workers = [worker for one in topologies if one.assignment for worker in one.assignment.workers]

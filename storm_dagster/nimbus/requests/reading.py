@@ -1,7 +1,5 @@
 """The read side of the service: views that many requests share for a moment, and the documents made of them."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -15,9 +13,8 @@ from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.upgrade.selection import UpgradeSnapshot
 from storm_dagster.model import paths
-from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.conf import CONF_KEYS, mask
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
-from storm_dagster.model.masking import mask
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import Security
@@ -25,14 +22,12 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology, supervisors_of
-from storm_dagster.nimbus.requests.rows import fields_of
+from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, fields_of, snapshot_topology, supervisors_of
 from storm_dagster.nimbus.requests.running_workers import dead_letters, read_state
 from storm_dagster.nimbus.requests.topology_stats import SharedAnswers, TopologyStats
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
-from storm_dagster.operations.read.diagnosing import findings_of
-from storm_dagster.operations.read.explaining import explain_document, local_state_problems, problems
+from storm_dagster.operations.read.explaining import explain_document, findings_of, local_state_problems, problems
 
 _VIEW_SECS = 0.2
 _STATS_SECS = 1.0

@@ -3,8 +3,6 @@
 Changed levels are kept for workers that begin later.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from storm_dagster.http.logs.stacks import stacks_text
+from storm_dagster.http.logs.pages import stacks_text
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.records import ComponentTasks, WorkerSlot
 from storm_dagster.model.security import Security

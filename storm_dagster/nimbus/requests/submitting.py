@@ -1,7 +1,5 @@
 """A submission at the leader: checked, made idempotent by its token, and launched as a Dagster run."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

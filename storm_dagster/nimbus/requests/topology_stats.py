@@ -1,12 +1,11 @@
 """Answers of topology masters: each is asked once for all who want to know the same at the same time."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor, Future, TimeoutError
+from contextlib import suppress
 from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
@@ -99,10 +98,8 @@ class SharedAnswers:
         future, mine = self._begin(key)
         if mine:
             askers.submit(self._finish, key, ask, future)
-        try:
+        with suppress(TimeoutError):
             future.result(wait_secs)
-        except TimeoutError:
-            pass
         with self._lock:
             at, _, answer = self._known.get(key, (0.0, 0.0, None))
         return answer, time.monotonic() - at

@@ -3,8 +3,6 @@
 One bounded record at ``/unreported``, which a new leader takes over; the oldest events are dropped first.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 

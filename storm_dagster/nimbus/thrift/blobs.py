@@ -4,8 +4,6 @@ What belongs to the system is not handed out: uploads (their names are what enti
 submissions are neither listed nor read, and the code of a topology that exists is neither replaced nor deleted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from storm_dagster.model.errors import KeyNotFound

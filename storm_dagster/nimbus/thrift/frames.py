@@ -5,8 +5,6 @@ minutes, and one of 16 million empty structures becomes gigabytes of objects. So
 without making anything, and refused when it lies, nests deeply, or holds more values than any client sends.
 """
 
-from __future__ import annotations
-
 import struct
 
 MOST_DEPTH = 32

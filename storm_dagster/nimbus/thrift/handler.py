@@ -1,7 +1,5 @@
 """The methods of the service, by the names that clients call."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -10,9 +8,9 @@ from functools import partialmethod
 from operator import attrgetter
 from typing import Any, NoReturn
 
-from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import with_system_components
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, NotAlive, StormDagsterError, error_from_document
-from storm_dagster.model.masking import mask
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import VERBS
 from storm_dagster.model.view import ClusterView, TopologyView

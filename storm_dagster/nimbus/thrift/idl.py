@@ -1,7 +1,5 @@
 """The structures of ``storm.thrift``, loaded once, and how they travel; our errors as its exceptions."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from pathlib import Path

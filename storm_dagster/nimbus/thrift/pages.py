@@ -1,7 +1,5 @@
 """TopologyInfo and the page-info structures, filled from what the topology masters report."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable

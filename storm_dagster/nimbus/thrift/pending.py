@@ -5,8 +5,6 @@ whole, this record of it included (``upload.<handle>.pending``, on as many nimbu
 launches it, by its token exactly once, and then drops the record.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -5,8 +5,6 @@ connection a thread, or waits for ever. One event loop reads and writes here, ca
 whoever is slow or holds too much is the one that is dropped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

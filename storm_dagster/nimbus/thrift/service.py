@@ -1,7 +1,5 @@
 """The Thrift service of one nimbus: who may call, what answers a call, and the server, wired."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading

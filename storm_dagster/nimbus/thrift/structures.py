@@ -6,8 +6,6 @@ Storm's union: it is shown as a ``JavaObject`` whose class name is ``python:modu
 is its JSON.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

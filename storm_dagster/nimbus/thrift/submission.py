@@ -4,8 +4,6 @@ Everything that can be checked is checked before anything is stored. The conf ke
 submission over a running topology into a hot deploy or a gray upgrade.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -30,8 +28,7 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
 from storm_dagster.nimbus.thrift.structures import read_conf, read_topology_struct
-from storm_dagster.operations.context import check_name_free
-from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.context import check_name_free, encode_json
 from storm_dagster.operations.submit.staging import read_token
 
 _log = logging.getLogger(__name__)

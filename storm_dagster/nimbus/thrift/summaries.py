@@ -1,7 +1,5 @@
 """Summaries of the cluster, its topologies, supervisors and workers as Storm's structures."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -11,8 +9,8 @@ from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests import page_snapshot
+from storm_dagster.nimbus.requests.page_snapshot import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.rows import fields_of
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
 _MOST_I32 = 2**31 - 1

@@ -4,8 +4,6 @@ A session is a random word; no path or key of a caller is ever a file's name. Wh
 the inbox until it is finished, and becomes a blob then; cancelled, failed and expired ones leave nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """The blacklist: hosts whose supervisors get no new work. Running tasks stay until they are rebalanced or die."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ base in ZooKeeper nor a token that still counts, it was seen so by this observer
 grace time, and the lists of nodes and blobs were read before the lists of tokens and bases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,8 +13,7 @@ from storm_dagster.model.errors import Corrupt, Fenced, InvalidRequest, KeyNotFo
 from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
 from storm_dagster.model.records import Assignment, TokenRecord, decode_record
 from storm_dagster.model.view import ClusterView
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.context import OperationsContext, decode_json
 from storm_dagster.operations.results import CleanResult
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key

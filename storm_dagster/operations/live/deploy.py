@@ -4,8 +4,6 @@ The one that runs is replaced only when its successor is validated, stored, repl
 transaction ends the one and publishes the other. There is never a moment without the topology.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +15,6 @@ from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.actions import announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 from storm_dagster.operations.results import LifecycleResult
@@ -33,6 +30,7 @@ from storm_dagster.operations.submit.staging import read_record, read_token, rea
 from storm_dagster.operations.submit.submission import SUBMIT, stage_code, stage_conf, stage_tasks, take_over
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 from storm_dagster.operations.transactions import (
+    announce,
     append_assignment,
     bump_assignments_version,
     commit,

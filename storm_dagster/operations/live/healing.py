@@ -4,8 +4,6 @@ The causes come from :func:`storm_dagster.core.liveness.detection.observe`, whoe
 through a run, or the leader when no sensor is armed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Activate, deactivate, kill, remove; restart and update; and the transitions whose delay has passed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +10,6 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.deploy import restart, update  # noqa: F401 (see `operation_of`)
 from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
@@ -20,7 +17,14 @@ from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
-from storm_dagster.operations.transactions import bump_assignments_version, commit, delete_tree, retry_on_conflict
+from storm_dagster.operations.transactions import (
+    Action,
+    announce,
+    bump_assignments_version,
+    commit,
+    delete_tree,
+    retry_on_conflict,
+)
 from storm_dagster.operations.upgrade import (  # noqa: F401 (see `operation_of`)
     COMPLETE_UPGRADE,
     FINISH_ROLLBACK,

@@ -1,7 +1,5 @@
 """Changed levels of loggers of a running topology, stored so that restarted workers have them too."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Begin: the base becomes REBALANCING with the delay, and the request is stored in
 transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,18 +14,18 @@ from storm_dagster.core.submission.conf import message_timeout_secs
 from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
-from storm_dagster.model.conf_schema import check_value
+from storm_dagster.model.conf import check_value
 from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, Unavailable
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.actions import announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import placement_error, write_reasons
 from storm_dagster.operations.transactions import (
+    announce,
     append_assignment,
     bump_assignments_version,
     commit,

@@ -6,8 +6,6 @@ needs it for the handshake, so that only a process that can derive the key conne
 cannot. ZeroMQ encrypts what follows with keys of the session.
 """
 
-from __future__ import annotations
-
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +48,7 @@ def _secret_half(link_key: str) -> bytes:
     return z85.encode(bytes.fromhex(link_key))
 
 
-def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
+def secure_server(socket: "zmq.Socket[Any]", link_key: str) -> None:
     """Before ``bind``: admit only clients that know the key; does nothing for an empty one."""
     if link_key:
         import zmq
@@ -59,7 +57,7 @@ def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
         socket.setsockopt(zmq.CURVE_SECRETKEY, _secret_half(link_key))
 
 
-def secure_client(socket: zmq.Socket[Any], link_key: str) -> None:
+def secure_client(socket: "zmq.Socket[Any]", link_key: str) -> None:
     """Before ``connect``: prove knowledge of the key; does nothing for an empty one."""
     if link_key:
         import zmq

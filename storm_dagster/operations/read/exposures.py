@@ -1,7 +1,5 @@
 """What a cluster exposes to others by its conf and as it runs now, each with the remedy."""
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Callable, Iterator
@@ -9,10 +7,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.conf import ClusterConf, mask_text
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.exposure import address_beyond_loopback
-from storm_dagster.model.masking import mask_text
 from storm_dagster.model.peers import can_tell_users
 from storm_dagster.model.security import Security, zookeeper_tls
 

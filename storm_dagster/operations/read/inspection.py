@@ -1,7 +1,5 @@
 """Inspection of a live cluster for its invariants (:mod:`storm_dagster.core.invariants`)."""
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -27,8 +25,7 @@ from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.model.worker_spec import worker_processes as all_workers
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.context import OperationsContext, decode_json
 from storm_dagster.operations.live.cleaner import read_tokens, survey
 
 _BETWEEN_SECS = 1.0

@@ -3,8 +3,6 @@
 The same normalization, numbering and planner as in a submission; nothing is written anywhere.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,8 +12,13 @@ import yaml
 
 from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.conf import total_conf
-from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.core.submission.tasks import executors_of, normalize_topology, number_tasks, wanted_executors
+from storm_dagster.core.submission.tasks import (
+    executors_of,
+    normalize_topology,
+    number_tasks,
+    wanted_executors,
+    with_system_components,
+)
 from storm_dagster.core.submission.validation import validate_topology
 from storm_dagster.model.conf import ClusterConf, Conf, default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError

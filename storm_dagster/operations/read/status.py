@@ -1,7 +1,5 @@
 """The documents of ``list --json`` and ``show --json``. Pure: from a view and the statistics of workers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Archive, conf and topology as the blobs of one version of a topology's code (``docs/decisions.md#content-once``)."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import shutil
@@ -17,8 +15,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidTopology, KeyNotFound, NotAlive, Unavailable
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.topology import TopologySpec
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.context import OperationsContext, encode_json
 from storm_dagster.operations.results import CodeResult
 from storm_dagster.operations.steps import step
 from storm_dagster.packaging.unpack import unpack_archive

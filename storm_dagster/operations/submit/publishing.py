@@ -1,7 +1,5 @@
 """Stages 4 to 6 of a submission: place the tasks, make the topology visible in one transaction, activate it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,9 +14,7 @@ from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.operations.actions import announce
-from storm_dagster.operations.context import OperationsContext, check_name_free
-from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.context import OperationsContext, check_name_free, encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.code_storage import code_hashes
@@ -34,6 +30,7 @@ from storm_dagster.operations.submit.staging import (
     write_part,
 )
 from storm_dagster.operations.transactions import (
+    announce,
     append_assignment,
     bump_assignments_version,
     commit,

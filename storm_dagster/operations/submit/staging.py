@@ -3,8 +3,6 @@
 Every stage reads what it needs from here, so that any of them can run again, alone, in another process.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +14,7 @@ from storm_dagster.model.names import make_topology_id
 from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, TaskTable, TokenRecord, decode_record, encode_record
 from storm_dagster.model.topology import TopologySpec, decode_topology
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.context import OperationsContext, decode_json, encode_json
 from storm_dagster.operations.steps import step
 from storm_dagster.operations.transactions import ReplyLost, commit, lost_race
 

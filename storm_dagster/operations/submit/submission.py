@@ -4,8 +4,6 @@ Nothing of a topology is visible before :func:`publish_assignment`; every stage 
 any crash, and the whole ends in exactly one topology for one client token.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from storm_dagster.core.submission.conf import (
@@ -17,17 +15,14 @@ from storm_dagster.core.submission.conf import (
     normalize_conf,
     total_conf,
 )
-from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.core.submission.tasks import number_tasks, wanted_executors
+from storm_dagster.core.submission.tasks import number_tasks, wanted_executors, with_system_components
 from storm_dagster.core.submission.validation import normalize_submission
-from storm_dagster.model.conf import validate_conf
+from storm_dagster.model.conf import mask, validate_conf
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive
-from storm_dagster.model.masking import mask
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
-from storm_dagster.operations.context import OperationsContext, check_name_free, load_runnable
-from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.context import OperationsContext, check_name_free, decode_json, load_runnable
 from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit.code_storage import store_code

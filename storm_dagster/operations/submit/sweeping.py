@@ -1,7 +1,5 @@
 """Deletion of a topology's remains: nodes in fenced transactions, blobs after a check of the epoch."""
 
-from __future__ import annotations
-
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import code_dir_of_blob_key, code_key, conf_key, id_of_blob_key, jar_key, placement_key

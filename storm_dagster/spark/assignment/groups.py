@@ -5,8 +5,6 @@ topology narrows the choice of the next: one group for each cluster, which sees 
 tasks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 
@@ -14,7 +12,7 @@ import pyarrow as pa
 
 from storm_dagster.core.scheduling.requested_workers import DifferNeed, RequestedSlot, ReusableSlot, SlotRequest
 from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, FreePorts
-from storm_dagster.core.scheduling.steps import TopologyEvent, allocate
+from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
 from storm_dagster.core.scheduling.task_assignment import Allocated
 from storm_dagster.core.scheduling.units import Row, TopologySummary
 from storm_dagster.model.placement_reasons import Refusal

@@ -1,7 +1,5 @@
 """Columns that the stages exchange, as Arrow types and as Spark's DDL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

@@ -1,6 +1,4 @@
-"""Routes of a task's output streams, resolved once per assignment so that each tuple is cheap."""
-
-from __future__ import annotations
+"""Placement of a topology's tasks, and routes of output streams, resolved once per assignment so that each tuple is cheap."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +10,41 @@ from storm_dagster.core.load_aware import LoadAwareShuffle
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser
 from storm_dagster.model.host import missing_part
+from storm_dagster.model.records import StateHome
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.worker.dataplane.tree import next_edge
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Slots and addresses of all tasks, and the tasks of this worker."""
+
+    version: int
+    """Version of the assignment."""
+    slots: Mapping[int, tuple[str, int]]
+    """Task id -> (supervisor id, port), of all tasks."""
+    addresses: Mapping[tuple[str, int], str]
+    """Slot -> ``host:port``."""
+    components: Mapping[int, str]
+    """Task id -> component, of all tasks."""
+    mine: frozenset[int]
+    """Tasks assigned to this worker's slot."""
+    open: frozenset[int]
+    """Those of them that it may run now, because no other worker still owns them."""
+    tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Start tokens of the topology's live workers -> slot."""
+    ready: frozenset[tuple[str, int]] = frozenset()
+    """Slots whose worker runs all its tasks."""
+    state: StateHome = field(default_factory=lambda: StateHome(marker=""))
+
+
+def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
+    """Component -> its tasks, ascending."""
+    found: dict[str, list[int]] = {}
+    for task in sorted(components):
+        found.setdefault(components[task], []).append(task)
+    return found
+
 
 _NEVER = object()
 _MOST_BUNDLED = 1000
@@ -115,7 +146,7 @@ class Route:
         """Tuples sent: one for each emitted tuple and receiving task."""
         return self.emitted * self.copies + self.extra
 
-    def adopt(self, other: Route) -> None:
+    def adopt(self, other: "Route") -> None:
         """Continue the counts of the route that this one replaces."""
         self.emitted: int = other.emitted
         self.extra = other.transferred - self.emitted * self.copies
@@ -148,7 +179,7 @@ def build_routes(
     task: int,
     link: Callable[[int, str], Any],
     context: Any = None,
-) -> dict[str, Route]:
+) -> "dict[str, Route]":
     """Routes of all streams of ``task``; ``link(target task, stream)`` creates links.
 
     Subscribers without tasks are skipped.
@@ -173,7 +204,7 @@ def build_routes(
     return routes
 
 
-def _subscribe(route: Route, grouping: GroupingSpec, links: list[Any], task: int, context: Any) -> None:
+def _subscribe(route: "Route", grouping: GroupingSpec, links: list[Any], task: int, context: Any) -> None:
     rule = GROUPINGS[grouping.type]
     by_task = {link.task: link for link in links}
     if rule.needs == "direct":

@@ -1,7 +1,5 @@
 """Sending of tuples to their targets: the hot path of a worker."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Sequence
 from typing import Any

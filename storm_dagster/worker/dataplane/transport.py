@@ -4,8 +4,6 @@ Socket queues are short, so that a slow receiver blocks its senders through TCP:
 backlog, and a backlog pauses the spouts of this worker.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -6,8 +6,6 @@ this worker. When its count reaches zero, one number acks that edge and adds the
 tree that never left its worker sends nothing to an acker.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count, repeat

@@ -1,7 +1,5 @@
 """Exchange of acks, fails and their results between tasks, ackers and spouts of all workers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_
@@ -9,13 +7,13 @@ from typing import Any
 
 from storm_dagster.core.acking import AckerResult
 from storm_dagster.model.wire import Frame, decode_frame
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import KINDS, VERDICTS, Peer, Transport
 from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.engine.system import Acker
-from storm_dagster.worker.tasks.results import ResultTracker
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
+from storm_dagster.worker.tasks.windows import ResultTracker
 
 Slot = tuple[str, int]
 

@@ -1,7 +1,5 @@
 """Creation and graceful end of tasks."""
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@ Figures come from the counters that workers report anyway, as differences over t
 clock. The rings end with the process of the topology master: a picture made of them has a gap then.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Engine of a worker: runs Python components and multilang programs on the worker's loop."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,8 +16,7 @@ from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
-from storm_dagster.worker.dataplane.placement import Placement, by_component
-from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
+from storm_dagster.worker.dataplane.routes import LocalLink, Placement, RemoteLink, build_routes, by_component
 from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import LOST, Tree, next_tuple_id

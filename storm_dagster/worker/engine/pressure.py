@@ -3,15 +3,13 @@
 Full queues hold the bolts that send to them, and the spouts that their tuples come from.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Mapping, Sized
 from typing import Any
 
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.wire import Group
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.tasks.runner import MOST_QUOTA, Runner
 

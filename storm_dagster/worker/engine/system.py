@@ -1,7 +1,5 @@
 """System tasks of a topology: ackers, and the topology master with its table of worker reports."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +12,7 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.wire import WorkerReport
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.history import TopologyHistory
 from storm_dagster.worker.tasks.runner import Runner, Shared
 

@@ -1,7 +1,5 @@
 """Local heartbeat file of a worker, and detection of components that block its loop."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -12,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storm_dagster.model.clock import boot_clock
-from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.stacks import component_stack

@@ -1,7 +1,5 @@
 """Dynamic log levels of a worker (as Storm's)."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Main loop of a worker: receive frames, run tasks, send frames."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import os
@@ -31,11 +29,11 @@ from storm_dagster.model.wire import (
     sender_token,
 )
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.system import TopologyMasterTable
-from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
 from storm_dagster.worker.tasks.runner import fulfill
 from storm_dagster.worker.tasks.spouts import SpoutBase

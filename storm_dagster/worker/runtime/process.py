@@ -1,11 +1,11 @@
 """One worker process, from its spec to its exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
 import logging
+import os
+import re
 import signal
 import sys
 import threading
@@ -17,23 +17,57 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.model.conf import default_conf
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.json_logs import JsonFormatter
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec, read_json_object
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.runtime.cluster_sync import ClusterSync
+from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
 from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
-from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
-from storm_dagster.worker.runtime.references import resolve_references
 from storm_dagster.worker.tasks.events import EventSender
 from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+_REFERENCE = re.compile(r"\$\{(env|file):([^{}]*)\}")
+_MOST_BYTES = 1024 * 1024
+
+
+def resolve_references(value: Any, key: str = "") -> Any:
+    """A copy of a conf, or of the value under ``key``, with all references replaced; :class:`InvalidRequest` names the key.
+
+    ``${env:NAME}`` and ``${file:PATH}``: only the worker resolves them. Nimbus, Dagster, pages and logs have the reference.
+    """
+    if isinstance(value, str):
+        return _REFERENCE.sub(lambda found: _target(found[1], found[2], key), value) if "${" in value else value
+    if isinstance(value, Mapping):
+        return {name: resolve_references(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()}
+    return [resolve_references(part, key) for part in value] if isinstance(value, list) else value
+
+
+def _target(kind: str, name: str, key: str) -> str:
+    if kind == "env":
+        if name in os.environ:
+            return os.environ[name]
+        reason = (
+            "the worker has no such variable: name it in supervisor.worker.environment and set it for the supervisor"
+        )
+    else:
+        try:
+            with Path(name).expanduser().open(encoding="utf-8") as file:
+                text = file.read(_MOST_BYTES + 1)
+            if len(text) <= _MOST_BYTES:
+                return text.strip()
+            reason = f"the file has more than {_MOST_BYTES} characters"
+        except (OSError, ValueError, RuntimeError) as error:
+            why = getattr(error, "strerror", None) or type(error).__name__
+            reason = f"the worker cannot read it ({why}): put it on each supervisor's host"
+    raise InvalidRequest(f"conf key {key!r} refers to ${{{kind}:{name}}}: {reason}")
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """Runner of bolts on the worker's loop."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

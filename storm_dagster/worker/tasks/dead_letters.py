@@ -1,7 +1,5 @@
 """Dead letters of a spout's task: tuples that failed too often, in a file from which they can be emitted again."""
 
-from __future__ import annotations
-
 import base64
 import logging
 import os
@@ -97,7 +95,7 @@ def _as_json(value: Any) -> Any:
 class DeadLetters:
     """Tries of the tuples of one spout's task, and its letters. Used only by the loop."""
 
-    def __init__(self, runner: SpoutBase) -> None:
+    def __init__(self, runner: "SpoutBase") -> None:
         self._runner = runner
         conf, context = runner.conf, runner.context
         self.most_tries = int(conf.get("topology.dead.letter.tries") or 0)

@@ -12,8 +12,8 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavaila
 from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 
 if TYPE_CHECKING:
+    from storm_dagster.api.bolts import StatefulBolt
     from storm_dagster.api.context import TopologyContext
-    from storm_dagster.api.stateful import StatefulBolt
     from storm_dagster.api.windows import WindowedBolt
     from storm_dagster.worker.tasks.runner import Runner
     from storm_dagster.worker.tasks.windows import WindowDriver

@@ -4,8 +4,6 @@ Each message is JSON, a newline, ``end``, a newline. Reading and writing have th
 neither reads nor writes blocks nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -88,7 +86,7 @@ class ShellProcess:
     folder: Path
     pid_dir: Path
     first: InitVar[Mapping[str, Any]]
-    on_output: Callable[[ShellProcess, Any], None]
+    on_output: "Callable[[ShellProcess, Any], None]"
     name: str
     on_written: Callable[[], None] = lambda: None
     """Called once everything is written, if :meth:`room` found no room before."""
@@ -140,13 +138,11 @@ class ShellProcess:
         """Kill the program and its process group."""
         self._outgoing.put(None)
         if self.process.poll() is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 if _GROUP:
                     os.killpg(self.process.pid, signal.SIGKILL)
                 else:
                     self.process.kill()
-            except ProcessLookupError:
-                pass
         self.process.wait()
         try:
             (self.pid_dir / str(self.reported_pid or self.process.pid)).unlink(missing_ok=True)

@@ -4,8 +4,6 @@ To name the values of a tuple takes about as long as to send it. So they stay pl
 it takes them by position only, where a plain list and named values cannot be told apart.
 """
 
-from __future__ import annotations
-
 import dis
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Positions of a source that has no store of its own: a log of the component, as the state of a bolt has."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ class _ByReader(Partitioning):
 class Positions:
     """Partition -> position, of the partitions that a task reads. Opening reads all of them: do it in a thread."""
 
-    def __init__(self, storage: StateStorage, context: TopologyContext) -> None:
+    def __init__(self, storage: "StateStorage", context: "TopologyContext") -> None:
         assert context._state_dir is not None
         component = context.component
         self._log = log = StateLog(

@@ -1,7 +1,5 @@
 """Base class of tasks in a worker, and what all tasks share."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +22,8 @@ from storm_dagster.worker.tasks.state_storage import StateStorage
 from storm_dagster.worker.tasks.stats import TaskStats
 
 if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.results import ResultTracker
     from storm_dagster.worker.tasks.stateful import StateDriver
+    from storm_dagster.worker.tasks.windows import ResultTracker
 
 _log = logging.getLogger("storm_dagster.component")
 

@@ -1,7 +1,5 @@
 """Runners of multilang programs. A program that dies, hangs or violates the protocol is replaced."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

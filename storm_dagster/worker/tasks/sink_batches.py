@@ -1,7 +1,5 @@
 """Batches that a bolt writes to a sink, in the checkpoints of its state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ class SinkBatches:
     Used by the thread that runs the bolt. A method that cannot save returns ``False``: the task restarts.
     """
 
-    def __init__(self, driver: StateDriver) -> None:
+    def __init__(self, driver: "StateDriver") -> None:
         self._driver, self._log = driver, driver.log
         context, (division, _) = driver.runner.context, driver.log.position
         self.owner = f"{context.topology_name}/{context.component}/{division}.{driver.log.index}"

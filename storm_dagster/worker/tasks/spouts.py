@@ -1,7 +1,5 @@
 """Runner of spouts on the worker's loop, and the pending trees of all kinds of spouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a component's call stands, for reports of calls that do not return."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from pathlib import Path

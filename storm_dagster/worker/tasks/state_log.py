@@ -12,8 +12,6 @@ opener creates the ``.json`` of a new division: from then on no checkpoint of th
 requirement on the file system is exclusive creation of a file (``link``), so that a shared one works for several hosts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

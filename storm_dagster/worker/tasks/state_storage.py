@@ -1,7 +1,5 @@
 """Storage of a topology's state, as a worker sees it: whether all hosts share it, and what was last opened."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -67,7 +65,7 @@ class StateStorage:
         done.set_result(None)
         return done
 
-    def open_positions(self, context: TopologyContext) -> Positions:
+    def open_positions(self, context: TopologyContext) -> "Positions":
         """The positions of a source in the partitions that the task reads; refuses as :meth:`check_shared`."""
         from storm_dagster.worker.tasks.positions import Positions
 

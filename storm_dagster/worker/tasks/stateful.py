@@ -1,7 +1,5 @@
 """Checkpoints of stateful bolts, and the acks that wait for them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from storm_dagster.api.stateful import StatefulBolt
+from storm_dagster.api.bolts import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import WindowedBolt
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of, stored_key
@@ -32,7 +30,7 @@ _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
 
 
 class KeyedState:
-    """See :class:`storm_dagster.api.stateful.KeyValueState`."""
+    """See :class:`storm_dagster.api.bolts.KeyValueState`."""
 
     def __init__(self, contents: Contents, division: Partitioning, index: int) -> None:
         self._values = contents.values
@@ -155,7 +153,7 @@ class StateDriver:
     """State of one task. Used by the thread that runs the bolt, except :meth:`has_pending_acks`."""
 
     def __init__(
-        self, bolt: StatefulBolt | WindowedBolt, runner: Runner, log: StateLog, windows: WindowDriver | None = None
+        self, bolt: StatefulBolt | WindowedBolt, runner: "Runner", log: StateLog, windows: "WindowDriver | None" = None
     ) -> None:
         self.bolt = bolt
         self.runner = runner
@@ -432,7 +430,7 @@ class StateDriver:
             self.log.close()
 
 
-def grouped_by_fields(runner: Runner) -> dict[tuple[str, str], list[int]] | None:
+def grouped_by_fields(runner: "Runner") -> dict[tuple[str, str], list[int]] | None:
     """(component, stream) -> indices of the fields that the input is grouped by; ``None`` if one is not."""
     found: dict[tuple[str, str], list[int]] = {}
     for item in runner.part.inputs:

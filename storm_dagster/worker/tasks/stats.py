@@ -4,8 +4,6 @@ Counters are plain attributes; windows are computed from snapshots that a timer 
 addition. Latencies are sampled (``topology.metric.sample.rate``): the first tuple, then at least one in 20 at 0.05.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The thread never touches routes, trees or queues of the loop. Emits, acks and fa
 loop; only an emit with ``need_task_ids`` waits for the result.
 """
 
-from __future__ import annotations
-
 import queue
 import sys
 import threading
@@ -14,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any
 
 from storm_dagster.api.bolts import Bolt
@@ -125,7 +124,7 @@ class ThreadMixin(Runner, ABC):
             return
         self._stopping = True
         verdicts: list[Any] = []
-        try:
+        with suppress(queue.Empty):
             while True:
                 item = self.inbox.get_nowait()
                 if isinstance(item, Tuple):
@@ -133,8 +132,6 @@ class ThreadMixin(Runner, ABC):
                     self.in_flight -= self.kind == "bolt"
                 elif isinstance(item, tuple):
                     verdicts.append(item)
-        except queue.Empty:
-            pass
         for item in verdicts:
             self.inbox.put(item)
         self.inbox.put(self._last_item(retire))

@@ -1,27 +1,92 @@
-"""Windowed bolts: timestamps, late tuples, due windows, and what checkpoints hold of them."""
-
-from __future__ import annotations
+"""Windowed bolts: timestamps, late tuples, due windows, what checkpoints hold of them, and delivery of what they emit."""
 
 import logging
+import os
+from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, WindowedBolt
+from storm_dagster.core.acking import PendingMap
 from storm_dagster.core.keyed_state import Checkpoint, Contents, encode_value, join_encoded, key_of
 from storm_dagster.core.window_state import HeldTuple, window_shape
 from storm_dagster.core.windowing import Windows
-from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
-from storm_dagster.worker.dataplane.tree import next_tuple_id
-from storm_dagster.worker.tasks.results import ResultTracker
+from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
+from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
 from storm_dagster.worker.tasks.runner import MOST_RETRY_SECS
 
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner
     from storm_dagster.worker.tasks.stateful import StateDriver
+
+
+class ResultTracker:
+    """Roots of the results of a windowed task, as a spout has them. :meth:`take` belongs to the thread that runs the
+    bolt, all else to the loop."""
+
+    def __init__(self, runner: "Runner") -> None:
+        self._runner = runner
+        self.task_id = runner.task_id
+        self.pending: PendingMap[int] = PendingMap(float(runner.conf.get("topology.message.timeout.secs") or 30))
+        """Root -> number of the result."""
+        self.acked: deque[int] = deque()
+        """Roots of complete trees."""
+        self.failed: deque[int] = deque()
+        self.lost = self.failed
+        """A result is sent again, whatever became of it."""
+
+    def send(self, number: int, emitted: Iterable[Any]) -> None:
+        """Send the tuples and events of a result: ``[stream, values, direct task]``, an event has no stream.
+
+        A tuple that cannot be sent is reported, and the result is sent again after the message timeout."""
+        runner = self._runner
+        shared, component = runner.shared, runner.component
+        root = int.from_bytes(os.urandom(8), "little") or 1
+        tree = Tree(1, root, 0, self) if shared.acker_tasks else None
+        self.pending.add(root, number, shared.clock())
+        try:
+            for stream, values, direct_task in emitted:
+                if stream is None:
+                    shared.events.add(runner, decode_event(values), tree)
+                    continue
+                route = route_of(runner.routes, stream, component)
+                route.emitted += 1
+                send_to_targets(route, values, tree, shared.ledger, component, self.task_id, direct_task)
+        except Exception as error:
+            runner.report(error, "results of a window")
+            return
+        if tree is None:
+            self.acked.append(root)
+            return
+        tree.count -= 1
+        if not tree.count:
+            shared.ledger.done(tree)
+
+    def on_clock(self, now: float) -> None:
+        """Fail the trees that have timed out."""
+        late = now - self.pending.timeout
+        # A copy: the bolt's thread removes entries.
+        for root, (_, added) in list(self.pending.entries.items()):
+            if added > late:
+                break
+            self.failed.append(root)
+
+    def take(self) -> list[tuple[int, bool]]:
+        """(number, whether its tree is complete) of the results that were acked or failed since the last call."""
+        found: list[tuple[int, bool]] = []
+        for roots, acked in ((self.acked, True), (self.failed, False)):
+            while roots:
+                entry = self.pending.pop(roots.popleft())
+                if entry is not None:
+                    found.append((entry[0], acked))
+        return found
+
 
 _log = logging.getLogger("storm_dagster.component")
 
@@ -40,7 +105,7 @@ class WindowDriver:
     together with the end of the window; it is sent after the checkpoint, until its tree is complete.
     """
 
-    def __init__(self, bolt: WindowedBolt, runner: Runner) -> None:
+    def __init__(self, bolt: WindowedBolt, runner: "Runner") -> None:
         self.bolt = bolt
         self.runner = runner
         conf = runner.conf
@@ -92,7 +157,7 @@ class WindowDriver:
         self._contents = contents
         self.windows = Windows(self.shape, self._sources, contents.windows, map(_with_tuple, contents.entries()))
 
-    def attach(self, state: StateDriver) -> None:
+    def attach(self, state: "StateDriver") -> None:
         """Take tuples from now on."""
         self._state, contents = state, self._contents
         self.runner.results = self.results = ResultTracker(self.runner)

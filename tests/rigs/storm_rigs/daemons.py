@@ -27,8 +27,8 @@ from storm_dagster.client.uploads import upload_target
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import WorkerNode
-from storm_dagster.model.run_file import RunFile
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
 from storm_dagster.operations.steps import no_observer

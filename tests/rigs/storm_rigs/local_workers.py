@@ -11,7 +11,7 @@ from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.wire import decode_frame
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import Runner, Shared

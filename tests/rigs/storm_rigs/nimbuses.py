@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.nimbus.daemon import run as run_nimbus
 from storm_dagster.testing.waiting import eventually
 

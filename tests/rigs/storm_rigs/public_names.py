@@ -44,14 +44,14 @@ DOCUMENT_MODULES = (
     "model.groupings",
     "model.plan_document",
     "model.records",
-    "model.run_file",
+    "model.processes",
     "model.topology",
     "model.wire",
     "model.worker_spec",
     "nimbus.blobs.registry",
     "nimbus.requests.unreported",
     "nimbus.thrift.pending",
-    "operations.actions",
+    "operations.transactions",
     "operations.live.rebalance",
     "operations.submit.staging",
     "supervisor.local_state",
@@ -192,8 +192,7 @@ def _words(kind: Any) -> Iterator[str]:
 
 
 def _conf_keys() -> Names:
-    from storm_dagster.model.conf import default_conf
-    from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES
+    from storm_dagster.model.conf import CONF_KEYS, OWNED_PREFIXES, default_conf
 
     words = [f"{key}={word}" for key, spec in CONF_KEYS.items() for word in spec.choices]
     return {"keys": list(CONF_KEYS), "defaults": list(default_conf()), "prefixes": list(OWNED_PREFIXES), "words": words}

@@ -13,7 +13,7 @@ from storm_dagster.core.upgrade import machine
 from storm_dagster.core.upgrade.machine import Move, UpgradeEvent
 from storm_dagster.core.upgrade.selection import worker_phase
 from storm_dagster.defs.healing import heartbeat_sensor
-from storm_dagster.http import announced
+from storm_dagster.http import server
 from storm_dagster.model import paths
 from storm_dagster.nimbus import daemon as nimbus_daemon
 from storm_dagster.nimbus.blobs import replication
@@ -21,7 +21,7 @@ from storm_dagster.nimbus.leadership import duties, election
 from storm_dagster.operations.live import cleaner, healing, lifecycle, rebalance
 from storm_dagster.operations.submit import code_storage, publishing
 from storm_dagster.supervisor import cluster_link, upgrades
-from storm_dagster.worker.runtime import cluster_sync, lease
+from storm_dagster.worker.runtime import cluster_sync
 from storm_dagster.zk import cached_state, cluster_state, leadership, session, storm_cluster_state, transaction
 from storm_simulation.workers import ModelLoop
 
@@ -261,8 +261,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("what is dead waits for copies of the reasons", "liveness", (healing, "commit", _explained_first)),
     _m("supervisors watch what is gone", "I3", (cluster_link.ClusterLink, "_read_mine", _always_watched)),
     _m("the sensor's cache watches what is gone", "I3", (cached_state.CachedReads, "_awaits", _always(True))),
-    _m("a daemon stays where its name was", "liveness", (announced.AnnouncedName, "check", _always(None))),
-    _m("an expired lease comes back by itself", "I2", (lease.WorkerLease, "valid", _valid_by_session)),
+    _m("a daemon stays where its name was", "liveness", (server.AnnouncedName, "check", _always(None))),
+    _m("an expired lease comes back by itself", "I2", (cluster_sync.WorkerLease, "valid", _valid_by_session)),
 )
 
 

@@ -14,10 +14,10 @@ from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import KeptLevels, TaskBeats
 from storm_dagster.model.wire import TaskReport, WorkerReport
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, HeartbeatFile, WorkerSpec
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.system import ListeningClock, TopologyMasterTable
 from storm_dagster.worker.runtime import cluster_sync
-from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.zk.session import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_simulation.kernel import Host, Process

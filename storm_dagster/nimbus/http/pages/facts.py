@@ -1,7 +1,5 @@
 """What the pages show: values for the templates. Nothing here waits for a topology master longer than 0.1 s at a time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +13,7 @@ from starlette.responses import Response
 from storm_dagster.core.pictures.chart import Line, chart_picture, key_picture, trend_picture
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.core.pictures.placement import SlotTasks, slots_picture
-from storm_dagster.http.query import query_flag, query_text, query_word
-from storm_dagster.http.responses import error_response, run_read
+from storm_dagster.http.responses import error_response, query_flag, query_text, query_word, run_read
 from storm_dagster.model.amounts import duration
 from storm_dagster.model.errors import KeyNotFound, StormDagsterError
 from storm_dagster.model.records import TaskError

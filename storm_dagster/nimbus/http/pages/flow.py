@@ -1,7 +1,5 @@
 """What flows in one topology, for its page: from the topology master's answer, or from nothing. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +11,7 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.requests.page_snapshot import lag_by_partition
-from storm_dagster.operations.read.diagnosing import findings_of
+from storm_dagster.operations.read.explaining import findings_of
 
 COLUMNS = {
     "name": "component",

@@ -1,7 +1,5 @@
 """Routes of the pages and of their style sheet and script, which nothing else may be loaded with."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """Actions of Storm's UI on a topology: the POST routes, and views into a worker."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

@@ -1,21 +1,19 @@
 """Pages of the cluster: summary, conf, supervisors, nimbuses, owners."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote_plus
 
+from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
-from storm_dagster.model.masking import mask
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests import page_snapshot
+from storm_dagster.nimbus.requests.page_snapshot import fields_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.rows import fields_of
 
 _GUARANTEES = ("memoryGuarantee", "cpuGuarantee", "isolatedNodes", "memoryGuaranteeRemaining", "cpuGuaranteeRemaining")
 

@@ -1,7 +1,5 @@
 """Formats of Storm's UI: uptimes, latencies, links."""
 
-from __future__ import annotations
-
 from urllib.parse import quote
 
 from storm_dagster.model.view import ClusterView

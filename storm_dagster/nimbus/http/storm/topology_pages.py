@@ -1,12 +1,12 @@
-"""Pages of one topology: its page, components, metrics, spout lag, workers."""
+"""Pages of one topology: its page, components, metrics, spout lag, workers, and its graph (``/visualization``)."""
 
-from __future__ import annotations
-
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote_plus
+from urllib.parse import quote, quote_plus
 
+from storm_dagster.core.submission.tasks import with_system_components
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
 from storm_dagster.nimbus.http.storm.cluster_pages import topology_row, worker_row
@@ -16,11 +16,11 @@ from storm_dagster.nimbus.requests.page_snapshot import (
     ComponentSnapshot,
     ExecutorSnapshot,
     TopologySnapshot,
+    fields_of,
     lag_by_partition,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.rows import fields_of
-from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, split_input
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, is_system_name, split_input
 from storm_dagster.operations.context import topology_by_name
 
 _NOTHING_ASKED = {"requestedMemOnHeap": 0.0, "requestedMemOffHeap": 0.0, "requestedCpu": 0.0}
@@ -313,3 +313,69 @@ def _by_stream(by_key: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _by_input(by_key: Mapping[str, Any]) -> list[dict[str, Any]]:
     keys = ("component_id", "stream_id")
     return [dict(zip(keys, split_input(key), strict=True), value=value) for key, value in sorted(by_key.items())]
+
+
+_UNSAFE = re.compile(r"[^A-Za-z_\-:.]")
+_COLUMNS = 4
+
+
+def _sane(stream: str) -> str:
+    """A stream's name as Storm's page uses it in identifiers."""
+    name = stream if re.match(r"[A-Za-z]", stream) else f"s{stream}"
+    return _UNSAFE.sub("_", name)
+
+
+def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
+    """Component -> its type, load, latency, what it sent by stream, executors and inputs; keys as in Storm."""
+    snapshot = reader.snapshot(name)
+    runnable = reader.runnable(snapshot.id)
+    spec = with_system_components(runnable.spec, runnable.conf) if sys else runnable.spec
+    graph: dict[str, Any] = {}
+    for component_id, kind, declared in spec.components():
+        part = snapshot.components.get(component_id)
+        if part is None:
+            continue
+        totals = part.windows[window].totals(include_sys=sys)
+        sent = part.windows[window].transferred
+        graph[component_id] = {
+            ":type": kind,
+            ":capacity": part.capacity,
+            ":latency": totals.complete_ms if kind == "spout" else totals.process_ms,
+            ":transferred": {stream: count for stream, count in sent.items() if sys or not is_system_name(stream)},
+            ":stats": _executors(part),
+            ":link": f"/api/v1/topology/{quote(snapshot.id, safe='')}/component/{quote(component_id, safe='')}",
+            ":inputs": [
+                {
+                    ":component": one.component,
+                    ":stream": one.stream,
+                    ":sani-stream": _sane(one.stream),
+                    ":grouping": one.grouping.type,
+                }
+                for one in declared.inputs
+                if sys or not is_system_name(one.stream)
+            ],
+        }
+    return graph
+
+
+def visualization_table(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
+    """Every stream once, in rows of four: what a page offers to switch on and off."""
+    graph = visualization(reader, name, window, sys)
+    streams = sorted({one[":stream"] for part in graph.values() for one in part[":inputs"]})
+    boxes = [
+        {":stream": stream, ":sani-stream": _sane(stream), ":checked": not is_system_name(stream)} for stream in streams
+    ]
+    rows = [boxes[start : start + _COLUMNS] for start in range(0, len(boxes), _COLUMNS)]
+    return {"visualizationTable": rows}
+
+
+def _executors(part: ComponentSnapshot) -> list[dict[str, Any]]:
+    return [
+        {
+            ":host": one.host,
+            ":port": one.port,
+            ":uptime_secs": one.uptime_secs,
+            ":transferred": {window: dict(one.windows[window].transferred) for window in WINDOWS},
+        }
+        for one in part.executors
+    ]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import httpx
 import psutil
 
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.processes import RunFile
 from storm_dagster.testing.cluster import LocalCluster
 
 
