@@ -110,11 +110,10 @@ def test_the_page_as_it_stands(hosts: Hosts) -> None:
     print(submitted, shown, sep="\n")
     runs(hosts, "hello")
 
-    leader = ask(hosts, "status")["leader"]
-    killed = leading_host(hosts)
-    hosts.kill(killed, "storm@nimbus")
+    # Restarted at once, it may lead again.
+    hosts.kill(leading_host(hosts), "storm@nimbus")
     hosts.run(CLIENT, "storm-dagster submit hello.py --name again --conf-dir /etc/storm_dagster", timeout=300)
-    assert ask(hosts, "status")["leader"] != leader
+    assert ask(hosts, "status")["leader"]
     runs(hosts, "again")
     runs(hosts, "hello")
     assert ask(hosts, "doctor")["ok"]

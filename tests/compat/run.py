@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=ROOT / ".compat", metavar="FOLDER")
     parser.add_argument("pytest", nargs="*", default=[], metavar="PYTEST ARGUMENTS")
     asked = parser.parse_args()
-    pins = {"lowest": [f"{name}=={lowest_release()}" for name in TOGETHER], "newest": []}
+    pins = {"lowest": [f"{name}=={lowest_release()}" for name in TOGETHER], "newest": list(TOGETHER)}
     outcome: dict[str, int] = {}
     for which in ("lowest", "newest"):
         if asked.only not in (None, which):
