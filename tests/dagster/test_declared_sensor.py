@@ -249,6 +249,7 @@ def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one
     assert requested() == 0
 
 
+@pytest.mark.long
 def test_six_hours_of_a_busy_topology_of_300_tasks_are_a_quarter_of_a_megabyte_at_most(
     shop: Shop, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
     assert links["metrics"] == f"{HTTP}/metrics" and links["statistics"] == f"{HTTP}/v1/topologies"
 
 
+@pytest.mark.long  # a healthy day is in every run
 def test_a_day_with_a_crash_and_a_rebalance_every_hour_stays_below_a_megabyte() -> None:
     healthy = cluster(300)
     views: list[ClusterView] = []

@@ -86,7 +86,13 @@ def runs() -> Iterator[subprocess.Popen[str]]:
         server.stdin.close()
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=[key.path[-1] for key in STAGES])
+# The first, the last, and that of the placement are in every run.
+_ALWAYS = {STAGES[0], STAGES[3], STAGES[-1]}
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param(key, marks=() if key in _ALWAYS else pytest.mark.chaos, id=key.path[-1]) for key in STAGES]
+)
 def test_killed_in_a_stage_and_run_again_from_there(
     world: DagsterWorld, runs: subprocess.Popen[str], tmp_path: Path, stage: dg.AssetKey
 ) -> None:

@@ -280,8 +280,17 @@ def test_the_leader_heals_what_stays_dead_whatever_the_sensor_does(
     assert nimbus.get("/v1/cluster").json()["healer"] is armed
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-@pytest.mark.parametrize("duty", ["_finish_due", "_advance_upgrades", "_clean", "_report"])
+_ALWAYS = {("_finish_due", True), ("_clean", False)}
+
+
+@pytest.mark.parametrize(
+    ("duty", "hangs"),
+    [
+        pytest.param(duty, hangs, marks=() if (duty, hangs) in _ALWAYS else pytest.mark.long)
+        for duty in ("_finish_due", "_advance_upgrades", "_clean", "_report")
+        for hangs in (False, True)
+    ],
+)
 def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
     nimbuses: Nimbuses,
     cluster: Callable[[], StormClusterState],
@@ -318,7 +327,10 @@ def test_a_duty_that_fails_or_hangs_keeps_no_other_one_from_being_done(
         over.set()
 
 
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), OSError(30, "Read-only file system")])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(5, "Input/output error"), pytest.param(OSError(30, "Read-only file system"), marks=pytest.mark.long)],
+)
 def test_a_disk_that_deletes_nothing_keeps_one_topology_and_no_other_duty(
     nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:

@@ -13,7 +13,7 @@ from storm_rigs.worker_rig import free_port
 @pytest.fixture(scope="session")
 def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkServer]:
     """The server process."""
-    with SparkServer(free_port(), tmp_path_factory.mktemp("spark")) as server:
+    with SparkServer(free_port(), tmp_path_factory.mktemp("spark"), page=free_port()) as server:
         yield server
 
 

@@ -21,9 +21,8 @@ TOGETHER = {
     ),
     "the shared Spark server": (
         *("tests/spark/", "tests/dagster/test_spark.py", "tests/dagster/test_streams_and_batch.py"),
-        "tests/dagster/test_postgres.py",
+        *("tests/dagster/test_postgres.py", "tests/spark_components/"),
     ),
-    "a Spark server whose jobs are counted": ("tests/spark_components/",),
 }
 """Group -> beginnings of the paths of its modules, in their order."""
 
@@ -31,7 +30,7 @@ FIRST = (
     *TOGETHER["the shared cluster"],
     "tests/cli/test_lifecycle.py",
     *TOGETHER["the shared Spark server"],
-    *("tests/cluster/", "tests/cli/test_dev.py", "tests/spark_components/", "tests/dagster/", "tests/operations/"),
+    *("tests/cluster/", "tests/cli/test_dev.py", "tests/dagster/", "tests/operations/"),
     *("tests/simulation/", "tests/launcher/", "tests/supervisor/"),
     *(
         "tests/worker/",

@@ -45,13 +45,14 @@ def test_both_planners_agree_on_generated_clusters(session: SparkSession, seeds:
         assert (result.planner, local.planner) == ("pyspark", "python")
 
 
+@pytest.mark.long
 def test_many_topologies_in_several_partitions(session: SparkSession) -> None:
     shape: dict[str, Any] = {
         "bolts": {"split": (8, ["lines"]), "count": (8, ["split"])},
         "spouts": {"lines": 3},
         "workers": 4,
     }
-    topologies = tuple(small_topology(f"t{number:04d}", **shape) for number in range(300))
+    topologies = tuple(small_topology(f"t{number:04d}", **shape) for number in range(600))
     supervisors = tuple(supervisor(number, range(6900, 6920)) for number in range(125))
     batch = PlacementBatch(supervisors=supervisors, topologies=topologies)
     result = plan_with_spark(session, batch)

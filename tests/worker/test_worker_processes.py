@@ -122,7 +122,7 @@ def test_a_worker_that_may_do_nothing_any_more_ends(make_rig: Callable[..., Work
     assert "check the credentials" in rig.log(*slots[0])
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.chaos), 1])
 def test_a_killed_worker_is_restarted_and_nothing_is_lost(
     make_rig: Callable[..., WorkerRig], slots, victim: int
 ) -> None:

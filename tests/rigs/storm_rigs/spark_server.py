@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.server import spark_connect_command, spark_environment
@@ -34,11 +37,15 @@ def wait_until_ready(
 class SparkServer:
     """An embedded server as a child process, with the Python workers that it starts."""
 
-    def __init__(self, port: int, folder: Path, *, memory: str = "1g", log_path: Path | None = None) -> None:
+    def __init__(
+        self, port: int, folder: Path, *, memory: str = "1g", log_path: Path | None = None, page: int | None = None
+    ) -> None:
         self.port = port
         self.remote: str = f"sc://127.0.0.1:{port}"
         self._folder = folder
         self._memory = memory
+        # With its status page on a port of its own, its jobs can be counted.
+        self._page = page
         self._log_path = log_path or folder / "spark.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -54,9 +61,10 @@ class SparkServer:
             return self
         self._folder.mkdir(parents=True, exist_ok=True)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        conf = {"spark.ui.enabled": "true", "spark.ui.port": str(self._page)} if self._page else {}
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                spark_connect_command(self.port, self._folder, memory=self._memory),
+                spark_connect_command(self.port, self._folder, memory=self._memory, conf=conf),
                 env=spark_environment(),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
@@ -70,6 +78,18 @@ class SparkServer:
             self.stop()
             raise
         return self
+
+    def jobs(self) -> int:
+        """Jobs that the server has run; it has a status page."""
+
+        def read(path: str) -> Any:
+            url = f"http://127.0.0.1:{self._page}/api/v1/applications{path}"
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                return json.load(answer)
+
+        # The newest first; the page forgets old ones.
+        newest = next(iter(read(f"/{read('')[0]['id']}/jobs")), None)
+        return 0 if newest is None else newest["jobId"] + 1
 
     def stop(self, patience_secs: float = 10.0) -> None:
         """End it: TERM, then KILL after some seconds."""
