@@ -159,12 +159,12 @@ def test_a_session_is_the_planners_alone_and_replaced_once_when_it_is_closed(
     planner = ConnectPlanner(spark_remote, ids)
     first = planner(WARM_BATCH)
     assert first.placements == plan_placement(WARM_BATCH).placements
-    # It is nobody else's default, and the next plan finds it open.
+    # It is nobody else's default, and the next plan takes it.
     assert SparkSession.getActiveSession() is None
     assert first.session_secs > 0
-    assert planner(WARM_BATCH).session_secs < first.session_secs
     kept = ids.read()
-    assert kept is not None
+    assert planner(WARM_BATCH).placements == first.placements
+    assert kept is not None and ids.read() == kept
     # Somebody, or its age, ends the session on the server.
     other = open_connect(remote_with_session(spark_remote, kept[0]))
     other.range(1).collect()
