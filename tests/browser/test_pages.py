@@ -177,7 +177,7 @@ def test_a_page_that_is_opened_after_five_minutes_shows_them(visit: Open, shop: 
     assert shown >= 280, rows
     rates = [float(row.split()[1]) for row in rows[:-1]]
     assert all(rate > 0 for rate in rates), rows
-    assert page.locator("svg.chart .gap").count() == 0
+    assert page.locator("svg.chart .gap").count() == 3, "one in each: before the topology master began"
 
 
 def test_the_first_picture_of_the_readme(
