@@ -166,7 +166,7 @@ def test_its_programs_count(cluster: LocalCluster, submitted: str) -> None:
         shown = cluster.show(NAME)
         figures = shown["components"]
         spout, bolt = figures["word_spout"]["stats"], figures["count_bolt"]["stats"]
-        enough = spout["emitted"] > 3_000 and bolt["executed"] > 3_000 and bolt["emitted"] > 3_000
+        enough = spout["emitted"] > 4_000 and bolt["executed"] > 4_000 and bolt["emitted"] > 4_000
         return shown if enough else None
 
     shown = eventually(counted, 60, "words counted", ignore=(StormDagsterError,))
