@@ -146,7 +146,8 @@ class TaskBeats(Record):
     version: int = -1
     """Version of the assignment that it judged; -1: none yet, or a topology master of release 0.1.0."""
     summary: dict[str, float] = {}
-    """Figures for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``, ``capacity``, ``lag``."""
+    """Figures for a list of topologies: ``rate`` and ``failed`` per second, ``p95_ms``, ``capacity``, ``lag``, and ``lag_rate``
+    (its growth per second)."""
     trend: str = ""
     """Rates of the last hour for the same list, two minutes a character, oldest first: ``0`` to ``f`` (the highest), ``.``
     where none is known."""

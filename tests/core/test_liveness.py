@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace as replaced
 
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory, due_attempts
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
@@ -161,6 +163,24 @@ def test_a_lost_host_moves_at_once() -> None:
     clock = Clock()
     clock.at(0, cluster(TWO))
     assert clock.kinds(1, cluster(TWO, lost={"s2"}, gone={("s2", 1)})) == [("lost_host", "s2")]
+
+
+def test_a_lost_host_was_silent_since_its_counter_last_rose() -> None:
+    clock = Clock()
+    clock.at(0, cluster(TWO, count=1))
+    clock.at(3, cluster(TWO, count=2))
+    clock.at(6, cluster(TWO, count=2))
+    # Its supervisor's session ends first, its worker's a little later.
+    clock.at(8, cluster(TWO, count=2, lost={"s1"}))
+    seen = clock.at(9, cluster(TWO, count=3, gone={("s1", 1)}, lost={"s1"}))
+    assert [(cause.kind, cause.silent_secs) for cause in seen.causes] == [("lost_host", 6.0)]
+    # Nobody knows for how long it was silent that saw it only once.
+    other = Clock()
+    other.memory = replaced(clock.memory, since=9.0)
+    seen = other.at(9, cluster(TWO, count=3, gone={("s1", 1)}, lost={"s1"}))
+    assert seen.memory.last_signs is UNSET
+    clock.at(12, cluster(TWO, count=4))
+    assert clock.memory.last_signs is UNSET, "it is back"
 
 
 def test_a_new_boot_grants_a_full_timeout() -> None:

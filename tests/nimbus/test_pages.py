@@ -134,6 +134,8 @@ def test_the_list_asks_no_topology_master(shop: Shop) -> None:
     found = beats()
     assert len(str(found.summary).replace(" ", "") + found.trend) <= 128 and found.trend[-1] in "bcdef"
     eventually(lambda: float(page(shop, "/").row("shop")[2]) > RATE, 30, "the rate in the list")
+    lag = page(shop, "/").row("shop")[6]
+    assert re.fullmatch(r"[\d.]+[kMG]?( \+?[-\d.]+[kMG]?/s)?", lag), "the lag, and by how much it grows"
     assert 'class="trend"' in shop.get("/").text and "of the highest rate" in shop.get("/").text
     assert page(shop, "/?q=nothing").text.count("No topology has") == 1
     assert page(shop, "/?q=SHO&sort=rate").row("shop")[1] == "ACTIVE"

@@ -134,6 +134,17 @@ def test_an_hour_has_a_row_each_ten_seconds_and_a_day_one_each_five_minutes() ->
     assert len(json.dumps(hour)) < 64_000
 
 
+def test_the_summary_tells_by_how_much_the_lag_grows() -> None:
+    history = TopologyHistory()
+    for secs in range(0, 90, 5):
+        history.receive("s:1", report(1000 + secs, 100, lag=1_000_000 + 12 * secs), float(secs))
+        history.advance(float(secs), 1_700_000_000.0 + secs, {"lines"})
+        if secs == 10:
+            assert "lag_rate" not in history.summary(), "two rows are no trend"
+    assert history.summary()["lag_rate"] == pytest.approx(12)
+    assert len(json.dumps(history.summary(), separators=(",", ":")) + "f" * 30) <= 128
+
+
 def test_the_trend_of_an_hour_is_thirty_characters_relative_to_its_highest_rate() -> None:
     assert TopologyHistory().trend() == ""
     assert filled(2 * 3600).trend() == "f" * 30

@@ -45,7 +45,8 @@ class Cause:
     seen: str = ""
     """What was judged: the start token of a worker that does not run, the record of a silent topology master."""
     silent_secs: float = field(default=0.0, compare=False)
-    """How long the observer had seen it so when it judged; 0 where nothing has to be waited for."""
+    """How long the observer had seen it so when it judged, of a lost host since its counter last rose; 0 where neither is
+    known."""
 
     @property
     def key(self) -> str:
@@ -187,5 +188,7 @@ class LivenessMemory(msgspec.Struct, frozen=True):
     frozen_since: float | None = None
     lost: Mapping[str, float] | UnsetType = UNSET
     """``"node:port"`` -> boot clock at which its worker last counted as lost; unset when none was lost recently."""
+    last_signs: Mapping[str, float] | UnsetType = UNSET
+    """Host that went and still holds tasks -> boot clock at which its counter last rose; unset when there is none."""
     cold: bool = False
     """The first look was at a cluster that had just been started as a whole: lost hosts get a launch window."""

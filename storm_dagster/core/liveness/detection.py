@@ -99,7 +99,11 @@ def observe(
             if boot_now - since > limits.supervisor_secs
         )
     )
-    round_ = _Round(view, memory, limits, boot_now, frozenset(silent))
+    placed = {worker.node for _, assignment, _ in _healed(view) for worker in assignment.workers}
+    signs = {node: seen.since for node, seen in memory.supervisors.items()} | (memory.last_signs or {})
+    # A counter that was left out of a stored memory (``since`` 0) tells nothing.
+    gone = {node: at for node, at in signs.items() if node in placed and node not in supervisors and at >= memory.since}
+    round_ = _Round(view, memory, limits, boot_now, frozenset(silent), gone)
     topologies = {found[0].id: _TopologyCheck(round_, *found).run() for found in _healed(view)}
     since = memory.frozen_since
     frozen = since is not None and boot_now - since <= limits.launch_secs
@@ -133,6 +137,7 @@ def observe(
             frozen_since=frozen_since,
             cold=memory.cold,
             lost=lost or UNSET,
+            last_signs=gone or UNSET,
         ),
         frozen=(
             f"{len(lost)} of {total} workers on {len(nodes)} supervisors vanished at once: "
@@ -177,6 +182,8 @@ class _Round:
     limits: "LivenessLimits"
     now: float
     silent: frozenset[str]
+    last_signs: Mapping[str, float]
+    """Host that went and still holds tasks -> boot clock at which its counter last rose."""
     causes: list[Cause] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
     restarting: list[tuple[str, str, int]] = field(default_factory=list)
@@ -252,7 +259,7 @@ class _TopologyCheck:
                 self._round.restarting.append((self._topology.id, worker.node, worker.port))
             if self._over(before.since, limit, worker, "is missing"):
                 self._judged.add(worker.slot)
-                self._add(kind, worker, worker.ids, since=before.since)
+                self._add(kind, worker, worker.ids, since=self._round.last_signs.get(worker.node, before.since))
         return missing
 
     def _never_ran(self) -> dict[str, StartingWorker]:

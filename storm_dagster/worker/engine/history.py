@@ -154,7 +154,8 @@ class TopologyHistory:
         ring = self._rows.get(("", False))
         newest = dict(zip(COLUMNS, ring[-1][1:], strict=True)) if ring else {}
         chosen = ("rate", "failed", "p95_ms", "capacity", "lag")
-        return {name: newest[name] for name in chosen if newest.get(name) is not None}
+        found = {name: newest[name] for name in chosen if newest.get(name) is not None}
+        return found if (rate := self._lag_rate("")) is None else {**found, "lag_rate": rate}
 
     def trend(self) -> str:
         """The rates of the last hour as :class:`TaskBeats` has them; any thread."""
@@ -167,7 +168,8 @@ class TopologyHistory:
         return "".join("." if mean is None else f"{round(15 * mean / most):x}" for mean in means) if rows else ""
 
     def _lag_rate(self, component: str) -> float | None:
-        """By how much the lag grew per second in the last minute; ``None`` when that is not known."""
+        """By how much the lag (``""``: of the whole topology) grew per second in the last minute; ``None`` when that is not
+        known."""
         lag = 1 + COLUMNS.index("lag")
         rows = [row for row in list(self._rows.get((component, False), ()))[-7:] if row[lag] is not None]
         if len(rows) < 3 or rows[-1][0] - rows[0][0] > 120:
@@ -232,4 +234,5 @@ def _mean(parts: list[Figures]) -> Figures:
 
 
 def _short(number: float) -> float:
-    return float(f"{number:.4g}")
+    """Four digits; of a large number all whole ones, because differences are taken (of a lag)."""
+    return float(f"{number:.4g}") if abs(number) < 1000 else float(round(number))

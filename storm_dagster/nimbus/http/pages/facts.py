@@ -66,7 +66,7 @@ class PageFacts:
         for row in self._reader.list_topologies()["topologies"]:
             known = beats.get(row["id"]) if row["status"] == "ACTIVE" else None
             summary, trend = (known.summary, known.trend) if known is not None else ({}, "")
-            figures = {key: summary.get(key) for key in ("rate", "failed", "p95_ms", "capacity", "lag")}
+            figures = {key: summary.get(key) for key in ("rate", "failed", "p95_ms", "capacity", "lag", "lag_rate")}
             picture, link = Markup(trend_picture(trend)), f"/topologies/{quote(row['name'], safe='')}"
             rows.append({**row, **figures, "trend": picture, "link": link})
         rows = [row for row in rows if wanted.lower() in row["name"].lower()]
