@@ -144,11 +144,12 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster
     assert lost not in {task["node"] for task in document["tasks"]}
     run = row.get_by_role("link").first.get_attribute("href")
     assert run is not None and "/runs/" in run
-    # The page of nimbus says the same: why, and by which run. A session that has ended is not waited for.
+    # The page of nimbus says the same: why, for how long nobody had heard of the host, and by which run.
     healed = _timeline(ui, cluster).get_by_role("row").filter(has_text="healed")
     expect(healed).to_have_count(1)
     expect(healed).to_contain_text(f"is lost with supervisor {lost}")
     expect(healed).to_contain_text("tasks moved")
+    expect(healed).to_contain_text(re.compile(r"silent for \d+ s before"))
     expect(healed.get_by_role("link")).to_have_attribute("href", re.compile(f"/runs/{run.rsplit('/', 1)[1]}"))
 
 

@@ -79,6 +79,7 @@ def test_a_lost_host_is_placed_elsewhere_at_once(world: World) -> None:
     new = assignment_of(world, topology_id)
     assert {worker.node for worker in new.workers} == {"s1"}
     assert set(new.node_host) == {"s1"}
+    assert new.history[0].outage_secs == 2, "since its counter last rose"
     slots, starts = new.task_slots(), new.start_secs()
     for task, slot in old.task_slots().items():
         if task in lost.ids:
