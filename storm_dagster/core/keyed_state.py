@@ -179,6 +179,13 @@ class LargeMap(MutableMapping[Any, Any]):
     def __delitem__(self, key: Any) -> None:
         del self._maps[hash(key) % _MAPS][key]
 
+    def popitem(self) -> tuple[Any, Any]:
+        """Remove an entry and return it."""
+        for part in self._maps:
+            if part:
+                return part.popitem()
+        raise KeyError("the map is empty")
+
     def clear(self) -> None:
         """Remove everything, one by one: a whole part would hold the lock as well."""
         for part in self._maps:
@@ -231,7 +238,7 @@ class Contents:
             self.results.clear()
             self.batches.clear()
         if record.rotated:
-            self.old_ids, self.ids = self.ids, {}
+            self.rotate_ids()
         for key in record.removed:
             self.values.pop(key_of(key), None)
         for key, raw in record.values:
@@ -247,6 +254,12 @@ class Contents:
         for number, raw in record.results:
             self.results[number] = raw.copy()
         self.windows = record.windows or self.windows
+
+    def rotate_ids(self) -> MutableMapping[Any, int]:
+        """Begin a new generation of ids; returns the ids that are remembered no longer, for the caller to remove."""
+        former, self.old_ids = self.old_ids, self.ids
+        self.ids = LargeMap(()) if len(self.old_ids) > _MOST_IN_ONE else {}
+        return former
 
     def apply_ids(self, record: Checkpoint) -> None:
         """Apply the ids and batches of a checkpoint."""

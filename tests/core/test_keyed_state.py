@@ -51,3 +51,17 @@ def test_many_tuples_of_windows_are_written_and_read_in_small_pieces() -> None:
         assert isinstance(read.held, LargeMap) and {owner for owner, _ in read.held.values()} == {0, 1, 2}
         read.apply(Checkpoint(finished=[5], confirmed=[6]))
         assert 5 not in read.held and 6 not in read.results
+
+
+def test_ids_are_handed_out_when_two_generations_have_passed() -> None:
+    contents = Contents(ids={("words", "default", n): n for n in range(50_000)})
+    assert contents.rotate_ids() == {} and len(contents.old_ids) == 50_000
+    # As many may come again: a table in parts grows without a long stop.
+    assert isinstance(contents.ids, LargeMap)
+    contents.ids["new"] = 1
+    forgotten = contents.rotate_ids()
+    assert len(forgotten) == 50_000 and dict(contents.old_ids) == {"new": 1} and contents.ids == {}
+    for left in range(49_999, -1, -1):
+        forgotten.popitem()
+        assert len(forgotten) == left
+    assert dict(contents.old_ids) == {"new": 1}

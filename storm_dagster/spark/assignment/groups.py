@@ -1,8 +1,8 @@
 """The Arrow groups of the assignment: what runs in Spark's Python workers.
 
-Requests and tasks are worked out per topology, in parallel. Only the allocation of slots is not parallel, because every
-topology narrows the choice of the next: one group for each cluster, which sees supervisors, slots and workers, never
-tasks.
+Requests and tasks are worked out per topology, in parallel, many small topologies in one group: a group costs about as
+much as the tasks of ten of them. Only the allocation of slots is not parallel, because every topology narrows the choice
+of the next: one group for each cluster, which sees supervisors, slots and workers, never tasks.
 """
 
 import json
@@ -14,20 +14,31 @@ from storm_dagster.core.scheduling.requested_workers import DifferNeed, Requeste
 from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, FreePorts
 from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
 from storm_dagster.core.scheduling.task_assignment import Allocated
-from storm_dagster.core.scheduling.units import Row, TopologySummary
+from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary
 from storm_dagster.model.placement_reasons import Refusal
 from storm_dagster.spark.assignment.schema import ALLOCATED, PLACED, SLOT_REQUESTS, read_executors
 
+_NO_EXECUTORS = Executors([], [], None)
 _SLOT = ("node", "host", "port", "why", "role", "ref", "text")
 
 
 def request_slots(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
-    """Slot request of one topology from its executors and the rows about it."""
-    facts = rows.to_pylist()
-    text = next(row["text"] for row in facts if row["kind"] == "about")
-    event = TopologyEvent(TopologySummary(**json.loads(text)), read_executors(units), facts)
-    row = {"cluster": key[0].as_py(), "topology": key[1].as_py(), "text": text, "request": event.request()._asdict()}
-    return pa.Table.from_pylist([row], schema=SLOT_REQUESTS)
+    """Slot requests of some topologies from their executors and the rows about them."""
+    executors = read_executors(units)
+    requests: list[Row] = []
+    for topology, facts in _by_topology(rows).items():
+        text = next(row["text"] for row in facts if row["kind"] == "about")
+        event = TopologyEvent(TopologySummary(**json.loads(text)), executors.get(topology, _NO_EXECUTORS), facts)
+        request = event.request()._asdict()
+        requests.append({"cluster": key[0].as_py(), "topology": topology, "text": text, "request": request})
+    return pa.Table.from_pylist(requests, schema=SLOT_REQUESTS)
+
+
+def _by_topology(rows: pa.Table) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for row in rows.to_pylist():
+        found.setdefault(row["topology"], []).append(row)
+    return found
 
 
 def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Table) -> pa.Table:
@@ -78,9 +89,18 @@ def _slot(row: Row | None) -> tuple[str, int] | None:
 
 
 def assign_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
-    """Rows of all workers of one topology, those that stay as they are included."""
+    """Rows of all workers of some topologies, those that stay as they are included."""
+    executors, placed = read_executors(units), list[Row]()
+    for topology, facts in _by_topology(rows).items():
+        for row in _assigned(executors.get(topology, _NO_EXECUTORS), facts):
+            row.update(cluster=key[0].as_py(), topology=topology)
+            placed.append(row)
+    return pa.Table.from_pylist(placed, schema=PLACED)
+
+
+def _assigned(executors: Executors, facts: list[Row]) -> list[Row]:
     by_kind: dict[str, list[Row]] = {}
-    for row in rows.to_pylist():
+    for row in facts:
         by_kind.setdefault(row["kind"], []).append(row)
     (about,) = (TopologySummary(**json.loads(row["text"])) for row in by_kind.pop("about"))
     slots = sorted(by_kind.pop("slot", ()), key=lambda row: row["number"])
@@ -89,8 +109,4 @@ def assign_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) ->
         [row["ref"] for row in by_kind.pop("freed", ())],
         next((Refusal(**json.loads(row["text"])) for row in by_kind.pop("failed", ())), None),
     )
-    event = TopologyEvent(about, read_executors(units), (row for part in by_kind.values() for row in part))
-    placed = event.assign(allocated)
-    for row in placed:
-        row.update(cluster=key[0].as_py(), topology=key[1].as_py())
-    return pa.Table.from_pylist(placed, schema=PLACED)
+    return TopologyEvent(about, executors, (row for part in by_kind.values() for row in part)).assign(allocated)

@@ -35,8 +35,10 @@ from storm_dagster.spark.assignment.schema import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.connect.group import GroupedData
 
 _MOST_PARTITIONS = 32
+_TASKS_OF_GROUP = 1_000
 _TOPOLOGY = ("cluster", "topology")
 
 
@@ -51,7 +53,7 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
     frames = batch_frames(batches)
     placed = PLACED.empty_table()
     if frames.topologies.num_rows:
-        placed = _placed(session, frames, _partitions(batches)).toArrow()
+        placed = _placed(session, frames, _partitions(batches), _together(batches)).toArrow()
     results = _read_results(batches, placed)
     seconds = time.monotonic() - started
     return [PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds) for placements in results]
@@ -77,7 +79,18 @@ def _partitions(batches: Sequence[PlacementBatch]) -> int:
     return max(2, min(_MOST_PARTITIONS, topologies // 250))
 
 
-def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame:
+def _together(batches: Sequence[PlacementBatch]) -> int:
+    """Number of topologies in one Arrow group: as many as have a thousand tasks."""
+    tasks = [len(topology.tasks) for batch in batches for topology in batch.topologies]
+    return max(1, _TASKS_OF_GROUP * len(tasks) // max(1, sum(tasks)))
+
+
+def _grouped(frame: DataFrame, partitions: int, together: int) -> GroupedData:
+    part = F.floor(F.col("topology") / together).alias("part")
+    return frame.select("*", part).repartition(partitions, "cluster", "part").groupBy("cluster", "part")
+
+
+def _placed(session: SparkSession, frames: Frames, partitions: int, together: int) -> DataFrame:
     supervisors = _frame(session, frames.supervisors)
     topologies = _frame(session, frames.topologies)
     runs = _frame(session, frames.runs)
@@ -89,7 +102,7 @@ def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame
         requests = _plain_requests(topologies)
     else:
         with_history = _requests_with_history(
-            topologies.where("history"), executors.where("history").drop("history"), history, partitions
+            topologies.where("history"), executors.where("history").drop("history"), history, partitions, together
         )
         requests = _plain_requests(topologies.where(~F.col("history"))).unionByName(with_history)
         facts = facts.unionByName(history, allowMissingColumns=True)
@@ -101,10 +114,8 @@ def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame
     )
     facts = facts.unionByName(allocated, allowMissingColumns=True)
     return (
-        executors.drop("history")
-        .repartition(partitions, *_TOPOLOGY)
-        .groupBy(*_TOPOLOGY)
-        .cogroup(facts.repartition(partitions, *_TOPOLOGY).groupBy(*_TOPOLOGY))
+        _grouped(executors.drop("history"), partitions, together)
+        .cogroup(_grouped(facts, partitions, together))
         .applyInArrow(assign_tasks, ddl(PLACED))
     )
 
@@ -158,15 +169,14 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
 
 
 def _requests_with_history(
-    topologies: DataFrame, executors: DataFrame, history: DataFrame, partitions: int
+    topologies: DataFrame, executors: DataFrame, history: DataFrame, partitions: int, together: int
 ) -> DataFrame:
-    """Slot requests of topologies with a history: one Arrow group for each, in parallel."""
+    """Slot requests of topologies with a history: in Arrow groups, in parallel."""
     about = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
     facts = about.unionByName(history, allowMissingColumns=True)
     return (
-        executors.repartition(partitions, *_TOPOLOGY)
-        .groupBy(*_TOPOLOGY)
-        .cogroup(facts.repartition(partitions, *_TOPOLOGY).groupBy(*_TOPOLOGY))
+        _grouped(executors, partitions, together)
+        .cogroup(_grouped(facts, partitions, together))
         .applyInArrow(request_slots, ddl(SLOT_REQUESTS))
     )
 

@@ -1,6 +1,8 @@
 """Columns that the stages exchange, as Arrow types and as Spark's DDL."""
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import pyarrow as pa
 
@@ -88,16 +90,19 @@ PLACED = pa.schema(
 """The rows of ``core.scheduling.steps.TopologyEvent.assign``."""
 
 
-def read_executors(rows: pa.Table) -> Executors:
-    """The executors of one topology from their rows."""
-    units, components = rows.column("unit").to_pylist(), rows.column("component").to_pylist()
-    order = sorted(range(len(units)), key=units.__getitem__)
-    groups: list[Sequence[int]] | None = None
-    if "size" in rows.column_names:
-        # Some executor of the job has several tasks.
-        sizes, members = rows.column("size").to_pylist(), rows.column("members").to_pylist()
-        groups = [members[index] or range(units[index], units[index] + sizes[index]) for index in order]
-    return Executors([units[index] for index in order], [components[index] for index in order], groups)
+def read_executors(rows: pa.Table) -> dict[int, Executors]:
+    """Topology -> its executors, from the rows of some topologies."""
+    # ``size`` and ``members`` are there when some executor of the job has several tasks.
+    names = [name for name in ("topology", "unit", "component", "size", "members") if name in rows.column_names]
+    columns = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+    found: dict[int, Executors] = {}
+    for topology, part in groupby(sorted(columns, key=itemgetter(0, 1)), itemgetter(0)):
+        _, units, components, *several = map(list, zip(*part, strict=True))
+        groups: list[Sequence[int]] | None = None
+        if several:
+            groups = [own or range(unit, unit + size) for unit, size, own in zip(units, *several, strict=True)]
+        found[topology] = Executors(units, components, groups)
+    return found
 
 
 def ddl_type(kind: pa.DataType) -> str:
