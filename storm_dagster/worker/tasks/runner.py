@@ -85,7 +85,7 @@ class Shared:
         """The task that occupies the loop; read by the watchdog."""
         self.warned: set[str] = set()
         """Shell components whose changed values were logged."""
-        self.storage = StateStorage()
+        self.storage = StateStorage(self.report)
         self.redirect: Callable[[Tuple, int], Any] = lambda tup, task: self.ledger.fail(tup)
         """(tuple, task): the tuple of a task to another one of its component."""
 
