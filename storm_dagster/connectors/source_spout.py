@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -26,6 +26,10 @@ _BATCH = 500
 _COMMIT_SECS, _LAG_SECS, _ERROR_SECS = 1.0, 2.0, 60.0
 _MOST_LAGS = 100
 """Partitions of a task whose lag is shown: those with the most records."""
+
+
+_SHOWN = ("partition", "after", "key", "headers", "value", "at_ms")
+"""What a dead letter says of its record."""
 
 
 class _Undecoded:
@@ -198,14 +202,7 @@ class SourceSpout(Spout):
             self.log(f"{one} is skipped after {one.tries} tries: {why or 'it failed'}", "error")
             self._finish(one)
         elif self.on_poison == "dead_letter":
-            where = {
-                "partition": record.partition,
-                "after": record.after,
-                "key": record.key,
-                "headers": record.headers,
-                "value": record.value,
-                "at_ms": record.at_ms,
-            }
+            where = {name: getattr(record, name) for name in _SHOWN}
             values = [_Undecoded(record.value)] if undecoded else list(self.values(record) or ())
             # A letter that could not be kept is not lost: the record is tried again.
             if self.give_up(one, values, None, None, why, _as_text(where)):
@@ -301,12 +298,8 @@ class SourceSpout(Spout):
             self.raise_exception(error)
 
 
-def _as_text(where: dict[str, Any]) -> dict[str, Any]:
+def _as_text(value: Any) -> Any:
     """Bytes as text, for a reader of the letter."""
-
-    def text(value: Any) -> Any:
-        if isinstance(value, bytes):
-            return value.decode("utf-8", "backslashreplace")
-        return {key: text(one) for key, one in value.items()} if isinstance(value, dict) else value
-
-    return cast("dict[str, Any]", text(where))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return {key: _as_text(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -8,7 +8,7 @@ records stops reading, never a retry.
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -54,44 +54,40 @@ class Retries:
         return min(self.longest_secs, self.first_secs * 2.0 ** min(tries - 1, 60))
 
 
+@dataclass(slots=True, eq=False)
 class OpenRecord:
     """A record that was read and is not finished. It is the tuple id of its emits."""
 
-    __slots__ = ("done", "progress", "record", "reported", "tries", "waits")
-
-    def __init__(self, progress: "PartitionProgress", record: SourceRecord) -> None:
-        self.progress = progress
-        self.record = record
-        self.tries = 0
-        self.waits = False
-        """Whether it waits for a retry."""
-        self.done = False
-        self.reported = False
-        """Whether it was reported as one that always fails."""
+    progress: "PartitionProgress"
+    record: SourceRecord
+    tries: int = 0
+    waits: bool = False
+    """Whether it waits for a retry."""
+    done: bool = False
+    reported: bool = False
+    """Whether it was reported as one that always fails."""
 
     def __repr__(self) -> str:
         return f"{self.record.partition or 'record'} before {self.record.after!r}"
 
 
+@dataclass(slots=True, eq=False)
 class PartitionProgress:
     """Progress of one partition."""
 
-    __slots__ = ("closed", "full", "held", "open", "position", "records", "released", "watermark_ms")
-
-    def __init__(self, position: Any) -> None:
-        self.position = position
-        """After the longest run of finished records."""
-        self.records: deque[OpenRecord | PartitionEnd] = deque()
-        """Read and not passed by the position, in reading order."""
-        self.held: deque[OpenRecord] = deque()
-        """Read beyond the bound, not yet given out."""
-        self.open = 0
-        """Given out and not finished."""
-        self.full = False
-        self.closed = False
-        self.released = False
-        self.watermark_ms = 0
-        """Largest event time before the position; 0: unknown."""
+    position: Any = None
+    """After the longest run of finished records."""
+    records: deque[OpenRecord | PartitionEnd] = field(default_factory=deque)
+    """Read and not passed by the position, in reading order."""
+    held: deque[OpenRecord] = field(default_factory=deque)
+    """Read beyond the bound, not yet given out."""
+    open: int = 0
+    """Given out and not finished."""
+    full: bool = False
+    closed: bool = False
+    released: bool = False
+    watermark_ms: int = 0
+    """Largest event time before the position; 0: unknown."""
 
     def advance(self) -> None:
         """Move the position over what is finished."""
@@ -126,11 +122,6 @@ class Tracker:
         self._retries: list[tuple[float, int, OpenRecord]] = []
         self._numbers = count()
 
-    def assign(self, partition: str, position: Any) -> None:
-        """Begin with a partition, at ``position``; one that is there keeps its records."""
-        if partition not in self.partitions:
-            self.partitions[partition] = PartitionProgress(position)
-
     def release(self, partition: str) -> list[OpenRecord]:
         """Forget a partition, and return its unfinished records; what happens to them later is ignored."""
         progress = self.partitions.pop(partition)
@@ -143,7 +134,7 @@ class Tracker:
         """Take what the source has read, in its order."""
         progress = self.partitions.get(record.partition)
         if progress is None:
-            progress = self.partitions[record.partition] = PartitionProgress(None)
+            progress = self.partitions[record.partition] = PartitionProgress()
         if isinstance(record, PartitionEnd):
             if progress.records and isinstance(progress.records[-1], PartitionEnd):
                 progress.records.pop()

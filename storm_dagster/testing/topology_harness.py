@@ -49,10 +49,9 @@ class SimulatedClock:
 class GivenSpout(Spout):
     """Spout that emits each given tuple, with its index as id, and replays failed ones up to ``replays`` times."""
 
-    def __init__(self, tuples: Sequence[Any], stream: str = "default", replays: int = 0) -> None:
+    def __init__(self, tuples: Sequence[Any], replays: int = 0) -> None:
         self.waiting: list[tuple[int, Any]] = list(enumerate(tuples))[::-1]
         self.tuples: list[Any] = list(tuples)
-        self.stream = stream
         self.replays = replays
         self.acked: list[int] = []
         self.failed: list[int] = []
@@ -67,7 +66,7 @@ class GivenSpout(Spout):
         """Emit the next tuple."""
         if self.waiting:
             index, values = self.waiting.pop()
-            self.emit(values, tup_id=index, stream=self.stream)
+            self.emit(values, tup_id=index)
 
     def ack(self, tup_id: int) -> None:
         """Record the id."""
@@ -231,6 +230,7 @@ class TopologyHarness:
         Tuples that bolts keep without acking (batches, windows) do not count.
         """
         deadline = time.monotonic() + timeout
+        runners = list(self.engine.runners.values())
         quiet = 0
         while quiet < 3:
             now = self.shared.clock()
@@ -239,14 +239,14 @@ class TopologyHarness:
                     f"the topology still works after {timeout:g} s: does a spout never end, or a component not start? "
                     f"errors so far: {self.errors!r:.500}"
                 )
-            for runner in self.engine.runners.values():
+            for runner in runners:
                 if isinstance(runner, SpoutBase):
-                    runner.poll_now()
+                    runner.pause_until = 0.0
             worked = self.engine.run(now)
             starting = "starting" in self.engine.statuses().values()
-            busy = [runner for runner in self.engine.runners.values() if runner.busy_elsewhere()]
+            busy = [runner for runner in runners if runner.busy_elsewhere()]
             # What waits in a sink's task for its next try is idle: time has to pass.
-            held = any(getattr(each, "_room_at", 0) > self.shared.now_ms() for each in self._instances())
+            held = any(getattr(runner.instance, "_room_at", 0) > self.shared.now_ms() for runner in runners)
             bolts = any(runner.kind == "bolt" for runner in busy)
             if worked or starting or bolts or not (held or self.engine.drained()):
                 quiet = 0
@@ -259,9 +259,6 @@ class TopologyHarness:
             else:
                 quiet += 1
         return self._result()
-
-    def _instances(self) -> list[Any]:
-        return [runner.instance for runner in self.engine.runners.values()]
 
     def _result(self) -> HarnessResult:
         recorder = self.tasks(_RECORDER)[0]

@@ -43,8 +43,6 @@ def test_never_committed_past_an_open_record_and_never_stuck(
             offset += 1
         ends[name] = offset + draw.choice([0, 2])
     tracker = Tracker(bound, QUICK)
-    for name in logs:
-        tracker.assign(name, 0)
     rest = {name: list(log) for name, log in logs.items()}
     finished: dict[str, set[int]] = {name: set() for name in logs}
     ended: set[str] = set()
@@ -131,7 +129,6 @@ def test_pauses_double_up_to_the_longest_and_a_lost_worker_is_no_try() -> None:
 
 def test_an_end_is_committed_when_everything_before_is_finished() -> None:
     tracker = Tracker(10)
-    tracker.assign("empty", None)
     tracker.read(PartitionEnd("empty", 7))
     read(tracker, 1)
     tracker.read(PartitionEnd("p", 5))

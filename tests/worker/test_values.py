@@ -245,7 +245,7 @@ class TwoWorkers:
             for engine in self.engines.values():
                 for runner in engine.runners.values():
                     if runner.component == "given":
-                        runner.poll_now()  # type: ignore[attr-defined]
+                        runner.pause_until = 0.0  # type: ignore[attr-defined]
                 engine.run(engine.shared.clock())
                 transport: Any = engine.transport
                 for slot, peer in transport.peers.items():

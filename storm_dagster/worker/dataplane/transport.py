@@ -59,7 +59,6 @@ KINDS = ("inits", "acks", "fails", "losses")
 VERDICTS = ("acked", "failed", "lost")
 """What ackers tell spouts of their trees."""
 _BY_TASK = KINDS + VERDICTS
-Backlog = deque[bytes]
 Broken = Callable[[Any, Any, Exception], None]
 """(link, bundle, error) of a tuple that cannot be encoded."""
 
@@ -88,7 +87,7 @@ class Peer:
     full: list[str] | None = None
     report: Any = None
     loads: list[tuple[int, float]] | None = None
-    backlog: Backlog = field(default_factory=deque)
+    backlog: deque[bytes] = field(default_factory=deque)
     backlog_bytes: int = 0
     dropped: int = 0
 
@@ -155,17 +154,6 @@ def _keep_alive(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
-def _refuse_other_users(listener: zmq.Socket[bytes]) -> None:
-    """Before ``bind``: end connections of other users of this machine, in a thread, until the socket's context ends.
-
-    They may send before they end, but know no token. Does nothing where the kernel names no users.
-    """
-    if can_tell_users():
-        threading.Thread(
-            target=_watch_users, args=(listener.get_monitor_socket(zmq.EVENT_ACCEPTED),), daemon=True
-        ).start()
-
-
 def _duplicate(descriptor: int) -> socket.socket:
     """The socket of a connection, which may have left: its descriptor is another socket's then, or no socket's at all."""
     duplicate = os.dup(descriptor)
@@ -176,7 +164,11 @@ def _duplicate(descriptor: int) -> socket.socket:
         raise
 
 
-def _watch_users(events: zmq.Socket[bytes]) -> None:
+def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
+    """End connections of other users of this machine, in a thread, until the context of the socket ends.
+
+    They may send before they end, but know no token.
+    """
     log = _log.warning
     with events, contextlib.suppress(zmq.ContextTerminated):
         while event := recv_monitor_message(events):
@@ -251,8 +243,10 @@ class Transport:
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         _keep_alive(self._router)
         secure_server(self._router, link_key)
-        if not link_key:
-            _refuse_other_users(self._router)
+        if not link_key and can_tell_users():
+            # Before `bind`, so that no connection is missed. Not where the kernel names no users.
+            events = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED)
+            threading.Thread(target=_refuse_other_users, args=(events,), daemon=True).start()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             self._router.bind(f"tcp://{host}:{port}")

@@ -8,13 +8,13 @@ tree that never left its worker sends nothing to an acker.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, count, repeat
 from struct import Struct
 from typing import Any
 
 import msgspec
 
-from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import BoundedMap
 from storm_dagster.model.errors import InvalidRequest
 
@@ -82,30 +82,23 @@ def anchor_tree(anchors: Any) -> Tree | None:
     return Tree(0, 0, 0, None, tuple(trees.values()))
 
 
-def joint_anchor(tups: Sequence[Tuple]) -> Tuple:
-    """One anchor for all of these tuples, valid until one of them is acked or failed."""
-    return Tuple(0, "", "", 0, (), anchor_tree(tups))
-
-
+@dataclass(slots=True, eq=False)
 class Ledger:
     """Acks, inits and fails since the last flush. Used only by the loop."""
 
-    __slots__ = ("acks", "fails", "inits", "losses", "others", "reasons", "touched")
-
-    def __init__(self) -> None:
-        self.acks: dict[int, int] = {}
-        """Root -> XOR of its acked and added edges."""
-        self.inits: list[tuple[int, int, int]] = []
-        """(root, value, spout task)."""
-        self.fails: list[int] = []
-        self.losses: list[int] = []
-        self.reasons: BoundedMap[int, Reason] = BoundedMap(_MOST_REASONS)
-        """Root -> why it failed, here or in another worker; until its spout asks, or too many others failed since."""
-        self.touched: list[tuple[int, int]] = []
-        """(root, bits of the workers that its tree was sent on to), for the acker."""
-        self.others: tuple[int, ...] = ()
-        """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout notices. Empty
-        with two workers: what the other one has parts of, the spout sent there."""
+    acks: dict[int, int] = field(default_factory=dict)
+    """Root -> XOR of its acked and added edges."""
+    inits: list[tuple[int, int, int]] = field(default_factory=list)
+    """(root, value, spout task)."""
+    fails: list[int] = field(default_factory=list)
+    losses: list[int] = field(default_factory=list)
+    reasons: BoundedMap[int, Reason] = field(default_factory=lambda: BoundedMap(_MOST_REASONS))
+    """Root -> why it failed, here or in another worker; until its spout asks, or too many others failed since."""
+    touched: list[tuple[int, int]] = field(default_factory=list)
+    """(root, bits of the workers that its tree was sent on to), for the acker."""
+    others: tuple[int, ...] = ()
+    """By ``root % number of ackers``: the bits of all workers but the acker's, whose loss the spout notices. Empty
+    with two workers: what the other one has parts of, the spout sent there."""
 
     def add(self, tree: Tree) -> None:
         """Count one more tuple of ``tree``; the first one of a joint tree opens its parents."""

@@ -13,7 +13,6 @@ from storm_dagster.worker.dataplane.tree import LOST, Reason
 from storm_dagster.worker.engine.system import Acker
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
-from storm_dagster.worker.tasks.windows import ResultTracker
 
 Slot = tuple[str, int]
 
@@ -189,16 +188,12 @@ class AckExchange:
         slot = self.placement.slots.get(task)
         return self._transport.peers.get(slot) if self._transport is not None and slot is not None else None
 
-    def _origin(self, task: int) -> SpoutBase | ResultTracker | None:
-        """What tracks the trees of a task here: a spout, or the results of a windowed bolt."""
-        runner = self.runners.get(task)
-        return runner if runner is None or isinstance(runner, SpoutBase) else runner.results
-
     def _notify(self, verdict: str, task: int, roots: list[int]) -> bool:
         """Tell a spout or windowed task (0: all of them) what became of its trees. Whether one is here."""
         found = False
         for number in (task,) if task else list(self.runners):
-            origin = self._origin(number)
+            runner = self.runners.get(number)
+            origin = runner if runner is None or isinstance(runner, SpoutBase) else runner.results
             if origin is not None:
                 found, entries = True, origin.pending.entries
                 getattr(origin, verdict).extend(roots if task else [root for root in roots if root in entries])

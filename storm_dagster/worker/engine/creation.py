@@ -2,7 +2,8 @@
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,6 @@ from storm_dagster.worker.dataplane.routes import resolve
 from storm_dagster.worker.tasks.bolts import BoltRunner
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutRunner
-
-Attempt = Callable[[Runner, str, Callable[[], Any]], None]
-"""(task, what, action): run the action, and report its error."""
 
 
 def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
@@ -28,13 +26,11 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
     code: Any = None
     threaded = concurrent = False
-    try:
+    # The first start reports what this raises.
+    with suppress(*shared.catches):
         code = resolve(part.object.python or "")
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
         threaded = concurrent or bool(getattr(code, "blocking", False))
-    except shared.catches:
-        # The first start reports the same error.
-        threaded = False
     if threaded:
         from storm_dagster.worker.tasks.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
         from storm_dagster.worker.tasks.thread_spouts import BlockingSpoutRunner
@@ -47,28 +43,28 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
     return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)
 
 
-def close_runners(runners: Sequence[Runner], attempt: Attempt, until: float, *, retire: bool) -> None:
+def close_runners(runners: Sequence[Runner], until: float, *, retire: bool) -> None:
     """Close tasks in this order. All threads end side by side, until a moment of ``time.monotonic()``; then those that
     have not ended are left behind."""
     for runner in runners:
-        attempt(runner, "close", lambda runner=runner: runner.begin_close(retire=retire))
+        runner.attempt("close", partial(runner.begin_close, retire=retire))
     # The others close while the threads end.
     waiting: list[Runner] = []
     for index, runner in enumerate(runners):
         if not runner.has_ended():
             waiting.append(runner)
             continue
-        attempt(runner, "close", partial(runner.close, retire=retire))
+        runner.attempt("close", partial(runner.close, retire=retire))
         for reader in () if retire else runners[index + 1 :]:
             if reader.queue and isinstance(reader, BoltRunner) and reader.status == "running":
                 # What the other one emitted while it closed.
-                attempt(reader, "process", lambda reader=reader: reader.run(reader.shared.clock()))
+                reader.attempt("process", lambda reader=reader: reader.run(reader.shared.clock()))
     while waiting:
         over = time.monotonic() >= until
         for runner in list(waiting):
             if runner.has_ended() or over:
                 waiting.remove(runner)
-                attempt(runner, "close", partial(runner.close, retire=retire))
+                runner.attempt("close", partial(runner.close, retire=retire))
         if waiting:
             time.sleep(0.001)
 

@@ -65,7 +65,7 @@ class NativeEngine:
         self._released = False
         """Whether spouts may start: every worker was ready once, or the wait timed out."""
         self._release_at = shared.clock() + 10.0
-        self._pressure = Pressure(conf, transport, self.spec)
+        self.pressure = Pressure(conf, transport, self.spec)
         self._loads = Loads(conf, transport)
         shared.redirect = self._redirect
 
@@ -92,7 +92,7 @@ class NativeEngine:
             self._rewire()
         self.exchange.on_workers(self.shared.clock())
         if previous is not None:
-            self._pressure.forget(slot for token, slot in previous.tokens.items() if token not in placement.tokens)
+            self.pressure.forget(slot for token, slot in previous.tokens.items() if token not in placement.tokens)
         for task in list(self._held):
             held = self._held.pop(task)
             runner = self.runners.get(task)
@@ -166,7 +166,7 @@ class NativeEngine:
         closing = [self.runners[task] for task in tasks if task in self.runners]
         for runner in closing:
             _log.info("closing task %d (%s)", runner.task_id, runner.component)
-        close_runners(closing, self._attempt, time.monotonic() + self._grace(), retire=True)
+        close_runners(closing, time.monotonic() + self._grace(), retire=True)
         for runner in closing:
             task = runner.task_id
             del self.runners[task]
@@ -200,7 +200,7 @@ class NativeEngine:
                 others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
                 runner.peers = {task: link(task, "__peers") for task in others}
             runner.wired = True
-        self._pressure.place(placement, self.runners.values())
+        self.pressure.place(placement, self.runners.values())
 
     def _linker(self, source: int) -> Callable[[int, str], Any]:
         placement = self.placement
@@ -235,7 +235,7 @@ class NativeEngine:
         placement = self.placement
         assert placement is not None
         components = placement.components
-        self._pressure.on_frame(frame.groups, size, self.runners)
+        self.pressure.on_frame(frame.groups, size, self.runners)
         # Sent to the worker before this one: its trees are replayed. Tuples of no tree are taken.
         late = self.transport is not None and frame.to not in ("", self.transport.token)
         for target, source, stream, bundles in frame.groups:
@@ -271,7 +271,7 @@ class NativeEngine:
         if frame.pressure is not None:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
-                self._pressure.on_request(slot, frame.pressure, frame.full)
+                self.pressure.on_request(slot, frame.pressure, frame.full)
                 self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
@@ -315,26 +315,20 @@ class NativeEngine:
                 if runner.crashed:
                     worked = True
                     self._starting = True
-                    self._attempt(runner, "restart", runner.restart)
+                    runner.attempt("restart", runner.restart)
         shared.at = None
         if shared.events.pending and shared.events.run(now):
             worked = True
         self._loads.refresh(now, self._order)
         if self.exchange.flush(now):
             worked = True
-        if self._pressure.update(now, self._order, self._held):
+        if self.pressure.update(now, self._order, self._held):
             self._update_spouts(now)
         return worked
 
     def _crash(self, runner: Runner, error: BaseException) -> None:
         runner.report(error, "the task crashed and restarts")
         runner.crashed = True
-
-    def _attempt(self, runner: Runner, what: str, action: Callable[[], Any]) -> None:
-        try:
-            action()
-        except self.shared.catches as error:
-            runner.report(error, what)
 
     def _start_tasks(self, now: float) -> None:
         missing = False
@@ -353,7 +347,7 @@ class NativeEngine:
             except self.shared.catches as error:
                 self._crash(runner, error)
             runner.stats.snapshot(now)
-        self._pressure.expire(now)
+        self.pressure.expire(now)
         self._update_spouts(now)
 
     def _update_spouts(self, now: float) -> None:
@@ -363,7 +357,7 @@ class NativeEngine:
             mine_ready = all(runner.status == "running" for runner in self._order)
             self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
         shared.spouts_run = shared.active and self._released and not shared.closing
-        self._pressure.apply(self._order, now)
+        self.pressure.apply(self._order, now)
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next pass is due, unless something arrives."""
@@ -377,10 +371,6 @@ class NativeEngine:
     def open_trees(self) -> int:
         """Number of pending tuples of the spouts here."""
         return sum(len(spout.pending) for spout in self.exchange.spouts)
-
-    def asks_to_wait(self) -> bool:
-        """Whether a queue of this worker holds the spouts back."""
-        return self._pressure.own()
 
     def drained(self) -> bool:
         """Whether no tuple is queued or in flight in this worker."""
@@ -402,7 +392,7 @@ class NativeEngine:
             str(task): TaskReport(
                 status=runner.status,
                 component=runner.component,
-                uptime_secs=runner.uptime(),
+                uptime_secs=int(now - runner.stats.opened),
                 stats=runner.stats.all_time(),
                 windows=runner.stats.windows(now),
                 streams=runner.stats.by_stream(),
@@ -432,11 +422,11 @@ class NativeEngine:
         self._update_spouts(shared.clock())
         begin = time.monotonic() if since is None else since
         others = senders_first(self.spec, (one for one in self._order if one.kind != "spout"))
-        close_runners(others, self._attempt, begin + 0.8 * self._grace(), retire=False)
+        close_runners(others, begin + 0.8 * self._grace(), retire=False)
         self.exchange.flush(shared.clock())
         for spout in self.exchange.spouts:
-            self._attempt(spout, "close", lambda spout=spout: spout.run(shared.clock()))
-        close_runners(self.exchange.spouts, self._attempt, begin + self._grace(), retire=False)
+            spout.attempt("close", lambda spout=spout: spout.run(shared.clock()))
+        close_runners(self.exchange.spouts, begin + self._grace(), retire=False)
         self.exchange.flush(shared.clock())
         shared.events.drop()
         self.runners.clear()

@@ -41,7 +41,8 @@ class Pressure:
         self._transport = transport
         self._enabled = conf.get("topology.backpressure.enable") is not False
         self._high = max(2, int(conf.get("topology.executor.queue.size") or 32768) // 2)
-        self._own: frozenset[str] = frozenset()
+        self.own: frozenset[str] = frozenset()
+        """Full components of this worker."""
         self._fed: dict[tuple[str, int], set[str]] = {}
         """Slot -> components there that this worker sends to: all of them are full while that worker does not receive."""
         self._components: Mapping[int, str] = {}
@@ -65,10 +66,6 @@ class Pressure:
             found |= new
             waiting += new
         return found
-
-    def own(self) -> bool:
-        """Whether components of this worker are full."""
-        return bool(self._own)
 
     def on_request(self, slot: tuple[str, int], wait: bool, full: Iterable[str] | None) -> None:
         """Start or end the back pressure of a peer."""
@@ -104,7 +101,7 @@ class Pressure:
 
     def apply(self, runners: Iterable[Runner], now: float = 0.0) -> None:
         """Tell all tasks whether they must wait from ``now`` on, and count how long they waited before."""
-        full = self._own.union(*(names for _, names in self._peers.values()))
+        full = self.own.union(*(names for _, names in self._peers.values()))
         passed, self._applied = now - self._applied, now
         for runner in runners:
             if runner.held:
@@ -139,7 +136,7 @@ class Pressure:
         """
         if not self._enabled:
             return False
-        high, own = self._high, self._own
+        high, own = self._high, self.own
         full: set[str] = {self._components.get(task, _ALL) for task, waiting in closed.items() if len(waiting) > high}
         for runner in runners:
             waiting = runner.waiting()
@@ -159,7 +156,7 @@ class Pressure:
                 full |= self._fed.get(slot) or {_ALL}
         changed = full != own
         if changed:
-            self._own = frozenset(full)
+            self.own = frozenset(full)
         if transport is not None and (changed or (full and now - self._sent > _REPEAT_SECS)):
             self._sent = now
             for peer in transport.peers.values():

@@ -300,7 +300,7 @@ class Loop:
                 "dropped_frames": self.transport.dropped(),
                 "misdirected_tuples": self.engine.exchange.misdirected,
                 "waiting_tuples": sum(runner.waiting() for runner in self.engine.runners.values()),
-                "back_pressure": int(self.engine.asks_to_wait()),
+                "back_pressure": int(bool(self.engine.pressure.own)),
                 "open_trees": self.engine.open_trees(),
                 "replayed_trees": self.engine.shared.lost_trees,
                 "lease_pauses": self.lease.pauses,

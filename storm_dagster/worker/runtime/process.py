@@ -182,7 +182,7 @@ def _run(
     loop = Loop(spec, conf, transport, lease, engine)
     sync = ClusterSync(spec, conf, cluster, lease, loop)
     loop.request_refresh = sync.request_refresh
-    shared.storage.write, shared.storage.report = sync.publish_opening, reporter
+    shared.storage.write = sync.publish_opening
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     blocked_secs = float(conf.get("worker.blocked.report.secs") or 5)
@@ -238,18 +238,17 @@ class ErrorReporter:
                 start, number = now, 0
             number += 1
             self._windows[task] = (start, number)
-        if number > self._most:
+        text = ""
+        if number <= self._most:
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
+            text = f"{where}: {trace.encode('utf-8', 'backslashreplace').decode()}"
+            _log.error("task %d (%s): %s", task, component, text, extra=of_task)
+        elif number == self._most + 1:
             # The log of a bolt that fails for every tuple must stay readable.
-            if number == self._most + 1:
-                many = "task %d (%s): more than %d errors in %g s, more are only counted"
-                _log.error(many, task, component, self._most, self._interval, extra=of_task)
-            self.record(task, component, "", int(time.time()), error_group(error, where))
-            return
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
-        text = text.encode("utf-8", "backslashreplace").decode()
-        _log.error("task %d (%s): %s: %s", task, component, where, text, extra=of_task)
-        self.record(task, component, f"{where}: {text}", int(time.time()), error_group(error, where))
+            many = "task %d (%s): more than %d errors in %g s, more are only counted"
+            _log.error(many, task, component, self._most, self._interval, extra=of_task)
+        self.record(task, component, text, int(time.time()), error_group(error, where))
 
 
 def error_group(error: BaseException, where: str) -> str:

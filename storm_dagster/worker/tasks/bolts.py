@@ -12,7 +12,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
-from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
+from storm_dagster.worker.dataplane.tree import anchor_tree, next_tuple_id
 from storm_dagster.worker.tasks.drivers import StateOpening, acks_itself, open_state
 from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import (
@@ -336,13 +336,12 @@ class BoltRunner(Runner):
 class BaseCollector:
     """What the collectors of all components have in common: see ``Collector``, and ``Runner`` for what they pass on."""
 
-    __slots__ = ("_runner",)
-
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     def joint(self, tups: Any) -> Tuple:
-        return joint_anchor(tups)
+        """One anchor for all of these tuples, valid until one of them is acked or failed."""
+        return Tuple(0, "", "", 0, (), anchor_tree(tups))
 
     def send_to_peer(self, task: int, values: Any) -> None:
         self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
@@ -361,17 +360,15 @@ class BaseCollector:
 class BoltCollector(BaseCollector):
     """Collector of a component on the loop."""
 
-    __slots__ = ("ack", "ack_all", "emit", "event", "fail", "give_up")
+    give_up: Any = None
 
     def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
         super().__init__(runner)
         self.emit: Any = emit
         self.ack: Any = ack
         self.fail: Any = fail
-        self.ack_all: Any = self._ack_each
         self.event: Any = event
-        self.give_up: Any = None
 
-    def _ack_each(self, tups: Any) -> None:
+    def ack_all(self, tups: Any) -> None:
         for tup in tups:
             self.ack(tup)

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.core.keyed_state import Partitioning
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
-from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 
 if TYPE_CHECKING:
     from storm_dagster.api.bolts import StatefulBolt
-    from storm_dagster.api.context import TopologyContext
     from storm_dagster.api.windows import WindowedBolt
     from storm_dagster.worker.tasks.runner import Runner
+    from storm_dagster.worker.tasks.state_log import StateLog
     from storm_dagster.worker.tasks.windows import WindowDriver
-
-PUBLISH_SECS = 10.0
-"""Longest wait until an opening is known."""
 
 
 @dataclass(eq=False)
@@ -56,34 +52,19 @@ class StateOpening:
         # In the thread: it takes 10 ms, and the loop goes on.
         from storm_dagster.worker.tasks.stateful import grouped_by_fields
 
-        context, shared = self.runner.context, self.runner.shared
-        component = context.component
+        context, storage = self.runner.context, self.runner.shared.storage
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
-        shared.storage.check_shared(context)
         scope = getattr(self.bolt, "state_scope", None)
         by_key = grouped_by_fields(self.runner) is not None if scope is None else scope == "key"
-        tasks = context.component_tasks(component)
-        log = StateLog(
-            state_folder(context._state_dir, context.topology_name, component),
-            Partitioning(len(tasks), by_key),
-            tasks.index(context.task_id),
-            stamp_of(context),
+        return storage.open_log(
+            context,
+            Partitioning(len(context.component_tasks(context.component)), by_key),
             getattr(self.bolt, "merge_states", lambda key, values: values[0]),
             # `context` also checks that a thread is not detached.
             lambda: context.may_write() and not self._abandoned,
-            shared.storage.known_openings(component),
-            bool(context.conf.get("topology.state.local")),
+            self.windows.read if self.windows is not None else lambda contents: None,
         )
-        try:
-            if self.windows is not None:
-                self.windows.read(log.contents)
-            # No tuple is acked before every later worker can know of this opening.
-            shared.storage.publish(f"{component}/{log.index}", log.position, context).result(PUBLISH_SECS)
-        except BaseException:
-            log.close()
-            raise
-        return log
 
     def attach(self) -> None:
         """Attach the drivers to the bolt. Called when its emit works, before ``initialize``; raises if the state cannot
@@ -105,12 +86,6 @@ class StateOpening:
         self._abandoned = True
         if self.log.done() and self.log.exception() is None:
             self.log.result().close()
-
-
-def stamp_of(context: TopologyContext) -> tuple[int, int]:
-    """Order of the assignment of a task among those of its topology: see :class:`StateLog`."""
-    tail = context.topology_id.rpartition("-")[2]
-    return int(tail) if tail.isdigit() else 0, context.assignment_version
 
 
 def acks_itself(bolt: Any) -> bool:

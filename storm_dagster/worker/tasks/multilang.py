@@ -21,7 +21,6 @@ from typing import IO, Any
 
 import msgspec
 
-from storm_dagster.api.context import TopologyContext
 from storm_dagster.model.errors import InvalidRequest
 
 _log = logging.getLogger("storm_dagster.component")
@@ -57,15 +56,6 @@ def read_message(stream: IO[bytes]) -> Any:
         return _decode(text)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{text[:200]!r} is not valid JSON: {error}") from None
-
-
-def handshake(context: TopologyContext, conf: Mapping[str, Any], pid_dir: Path) -> dict[str, Any]:
-    """The first message to a program."""
-    return {
-        "conf": {key: value for key, value in conf.items() if value is not None},
-        "pidDir": str(pid_dir),
-        "context": dict(context),
-    }
 
 
 def _program(name: str) -> str:

@@ -85,7 +85,7 @@ class Shared:
         """The task that occupies the loop; read by the watchdog."""
         self.warned: set[str] = set()
         """Shell components whose changed values were logged."""
-        self.storage = StateStorage()
+        self.storage = StateStorage(self.report)
         self.redirect: Callable[[Tuple, int], Any] = lambda tup, task: self.ledger.fail(tup)
         """(tuple, task): the tuple of a task to another one of its component."""
 
@@ -288,15 +288,9 @@ class Runner:
         state, bolt = self.state, self.instance
         # It may have crashed at one of those that it handles together, or long after `process`.
         blamed = self.crashed and (getattr(bolt, "_gathers", False) or not getattr(bolt, "auto_ack", True))
-        for what, close in (
-            ("checkpoint", (state.abandon if self.crashed else state.close) if state is not None else None),
-            ("close", bolt.close),
-        ):
-            try:
-                if close is not None:
-                    close()
-            except self.shared.catches as error:
-                self.report(error, what)
+        if state is not None:
+            self.attempt("checkpoint", state.abandon if self.crashed else state.close)
+        self.attempt("close", bolt.close)
         reason = self.reason_of("the task crashed before it acked the tuple") if blamed else LOST
         kept, self.kept = self.kept, []
         self.call_in_loop(lambda: [self.fail(tup, reason) for tup in kept if tup._tree is not None])
@@ -308,6 +302,13 @@ class Runner:
         self.status = "starting"
         self._retry_at = self.shared.clock() + 1.0
         self.crashed = False
+
+    def attempt(self, what: str, action: Callable[[], Any]) -> None:
+        """Run ``action``, and report its error."""
+        try:
+            action()
+        except self.shared.catches as error:
+            self.report(error, what)
 
     def on_error(self, error: BaseException, where: str) -> None:
         """Report what a method of the component raised. What is no ``Exception`` (``SystemExit``, a cancellation that
@@ -436,7 +437,3 @@ class Runner:
         if self.state is not None and self.status == "running" and now >= self.next_pulse - _EXACT_SECS:
             self.ticks |= PULSE_DUE
             self.next_pulse = now + _PULSE_SECS
-
-    def uptime(self) -> int:
-        """Seconds since the task was opened."""
-        return int(time.monotonic() - self.stats.opened)

@@ -15,7 +15,7 @@ from storm_dagster.worker.dataplane.sending import send_to_targets
 from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.dead_letters import Verdict
-from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
+from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess
 from storm_dagster.worker.tasks.runner import Runner, metric_value
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
@@ -69,7 +69,8 @@ class ShellRunner(Runner):
         resources = archive / "resources" if archive is not None else Path.cwd()
         folder = self.context._state_dir if archive is None else None
         pid_dir = ((folder or Path.cwd()) / "shell" / f"{self.task_id}-{next(_starts)}").absolute()
-        first = handshake(self.context, self.conf, pid_dir)
+        conf = {key: value for key, value in self.conf.items() if value is not None}
+        first = {"conf": conf, "pidDir": str(pid_dir), "context": dict(self.context)}
         name = f"{self.component}-{self.task_id}"
         command = self.part.object.shell
         self.process = ShellProcess(command, resources, pid_dir, first, self._on_output, name, self.shared.wake)
@@ -354,7 +355,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         if self.commands:
             self._send(self.commands.popleft(), now)
             return True
-        if self.may_emit() and not self.full() and now >= self._pause_until:
+        if self.may_emit() and not self.full() and now >= self.pause_until:
             self._emitted = False
             self._send({"command": "next"}, now)
             return True
@@ -374,7 +375,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         """Seconds until the next ``next`` command."""
         if self.busy or not self.may_emit():
             return None
-        return max(0.0, self._pause_until - now)
+        return max(0.0, self.pause_until - now)
 
     def busy_elsewhere(self) -> bool:
         return self.busy or bool(self.inbound)
@@ -394,7 +395,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         """End the command in progress."""
         self.busy = False
         if self._last == "next" and not self._emitted:
-            self._pause_until = time.monotonic() + 0.001
+            self.pause_until = time.monotonic() + 0.001
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
         """Reject other commands."""

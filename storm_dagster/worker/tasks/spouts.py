@@ -42,7 +42,8 @@ class SpoutBase(Runner):
         self.lost: list[int] = []
         """Roots of trees that a lost worker had parts of."""
         self._next_lost = 0.0
-        self._pause_until = 0.0
+        self.pause_until = 0.0
+        """End of the pause after an empty call; the test harness skips it."""
         self.at_once: list[Any] = []
         """Tuple ids to ack without tracking (no ackers)."""
         self.send: Callable[..., Any] = make_component
@@ -56,10 +57,6 @@ class SpoutBase(Runner):
     def may_emit(self) -> bool:
         """Whether the spout may emit. Any thread."""
         return self.shared.spouts_run and not self.held
-
-    def poll_now(self) -> None:
-        """Skip the pause after an empty call (for the test harness)."""
-        self._pause_until = 0.0
 
     def on_active(self, active: bool) -> None:
         """Notify the spout that the topology is active, or is not any more."""
@@ -180,10 +177,6 @@ class SpoutBase(Runner):
         self.pending.entries.clear()
         return self.letters.own_ids(ids)
 
-    def give_up(self, *letter: Any) -> bool:
-        """See ``Spout.give_up``."""
-        return self.letters.give_up(*letter)
-
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
         super().on_clock(now)
@@ -222,7 +215,7 @@ class SpoutRunner(SpoutBase):
             return emit(tup, tup_id, stream, direct, need)
 
         collector = spout._collector = BoltCollector(self, collected, fail, fail)
-        collector.give_up = self.give_up
+        collector.give_up = self.letters.give_up
         self.letters.open()
         spout.context, spout.conf = self.context, self.conf
         if type(spout).emit is Spout.emit:
@@ -251,7 +244,7 @@ class SpoutRunner(SpoutBase):
         shared = self.shared
         if self.crashed:
             return True
-        if not self.may_emit() or now < self._pause_until or not shared.owns():
+        if not self.may_emit() or now < self.pause_until or not shared.owns():
             return worked
         next_tuple = self.instance.next_tuple
         routes = tuple(self.routes.values())
@@ -268,12 +261,12 @@ class SpoutRunner(SpoutBase):
                 next_tuple()
             except shared.catches as error:
                 self.on_error(error, "next_tuple")
-                self._pause_until = clock() + 0.1
+                self.pause_until = clock() + 0.1
                 return True
             if emitted_on(routes) == before:
                 self._empty += 1
                 # Polled every millisecond at first, less often later.
-                self._pause_until = clock() + (0.001 if self._empty < _QUICK_RETRIES else 0.005)
+                self.pause_until = clock() + (0.001 if self._empty < _QUICK_RETRIES else 0.005)
                 break
             worked = True
             self._empty = 0
@@ -286,7 +279,7 @@ class SpoutRunner(SpoutBase):
     def idle_secs(self, now: float) -> float | None:
         if not self.may_emit() or self.full():
             return None
-        return max(0.0, self._pause_until - now)
+        return max(0.0, self.pause_until - now)
 
     def on_active(self, active: bool) -> None:
         self._call("activate" if active else "deactivate")

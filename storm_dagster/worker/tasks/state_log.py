@@ -62,6 +62,8 @@ class StateLog:
     def __post_init__(self, stamp: Stamp) -> None:
         self.older = ""
         """How the state that was found is older than the one that the cluster knows."""
+        self.size = 0
+        """Bytes of the file: the values, and what replaced ones still take until it is compacted."""
         self._file = -1
         self._compaction: _Compaction | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +200,7 @@ class StateLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._path_now = path
         self._opening += 1
-        self._full_size, self._size = size, size
+        self._full_size, self.size = size, size
         for other in path.parent.glob(f"{self.index}.*.log"):
             match = _LOG.fullmatch(other.name)
             if match is not None and int(match[2]) < self._opening:
@@ -212,11 +214,6 @@ class StateLog:
             if number < self._number:
                 shutil.rmtree(self.folder / f"{number:06d}", ignore_errors=True)
                 self._path(number).unlink(missing_ok=True)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file: the values, and what replaced ones still take until it is compacted."""
-        return self._size
 
     def append(self, record: Checkpoint) -> None:
         """Write a checkpoint. When this returns it is durable, and its tuples may be acked.
@@ -233,9 +230,9 @@ class StateLog:
             self._check()
         except BaseException:
             # Not acknowledged; if a successor has read it already, its tuples count twice.
-            os.ftruncate(self._file, self._size)
+            os.ftruncate(self._file, self.size)
             raise
-        self._size += len(raw)
+        self.size += len(raw)
 
     def _check(self) -> None:
         if not self.owns():
@@ -251,17 +248,17 @@ class StateLog:
         """
         running = self._compaction
         if running is None:
-            if self._size - self._full_size > max(_LEAST_COMPACTED, self._full_size):
+            if self.size - self._full_size > max(_LEAST_COMPACTED, self._full_size):
                 self._compaction = _Compaction(self)
             return False
         if running.thread.is_alive():
             return False
         self._compaction = None
-        self._full_size = self._size
+        self._full_size = self.size
         if running.error is not None or running.temporary is None:
             raise Unavailable(f"the state in {self.folder} could not be rewritten, its log only grows: {running.error}")
         with running.temporary.open("ab") as file:
-            _copy_range(self._path_now, running.read, self._size, file)
+            _copy_range(self._path_now, running.read, self.size, file)
         self._publish(running.temporary)
         return True
 
@@ -279,7 +276,7 @@ class _Compaction:
 
     def __init__(self, log: StateLog) -> None:
         self._log = log
-        self._path, self.read = log._path_now, log._size
+        self._path, self.read = log._path_now, log.size
         self.temporary: Path | None = None
         self.error: BaseException | None = None
         self.stopped = False
@@ -296,7 +293,7 @@ class _Compaction:
                     contents.apply(record)
             temporary = self._log._write(contents.snapshot(), lambda: self.stopped)
             with temporary.open("ab") as file:
-                while not self.stopped and (upto := self._log._size) - self.read > _LAST_COPIED:
+                while not self.stopped and (upto := self._log.size) - self.read > _LAST_COPIED:
                     _copy_range(self._path, self.read, upto, file)
                     self.read = upto
             if self.stopped:

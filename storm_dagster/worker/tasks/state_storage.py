@@ -1,18 +1,23 @@
-"""Storage of a topology's state, as a worker sees it: whether all hosts share it, and what was last opened."""
+"""Storage of a topology's state, as a worker sees it: whether all hosts share it, and what was last opened.
 
-from collections.abc import Callable
+Positions of a source that has no store of its own are there too: a log of the component, as the state of a bolt has.
+"""
+
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.state import TaskState
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.groupings import reader_of
 from storm_dagster.model.records import StateHome
+from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 
-if TYPE_CHECKING:
-    from storm_dagster.worker.tasks.positions import Positions
-
+_PUBLISH_SECS = 10.0
+"""Longest wait until an opening is known."""
 Publish = Callable[[str, tuple[int, int], str, bool], "Future[None]"]
 """(key in ``StateHome.openings``, opening, host, whether state stays on that host while there are others)."""
 
@@ -25,13 +30,14 @@ def marker_path(state_dir: Path, topology: str, marker: str) -> Path:
 class StateStorage:
     """What the cluster knows of the state. ``home`` and ``hosts`` are replaced with each placement."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[int, str, BaseException, str], None]) -> None:
+        """``report``: as of ``Shared``."""
+        self._report = report
         self.home = StateHome(marker="")
         self.hosts: frozenset[str] = frozenset()
         """Hosts that run workers of the topology."""
         self.write: Publish | None = None
         """Any thread."""
-        self.report: Callable[[int, str, BaseException, str], None] | None = None
 
     def check_shared(self, context: TopologyContext) -> None:
         """Refuse state on a host's own storage, unless it is wanted or no other host has workers."""
@@ -65,14 +71,44 @@ class StateStorage:
         done.set_result(None)
         return done
 
+    def open_log(
+        self,
+        context: TopologyContext,
+        division: Partitioning,
+        merge: Callable[[Any, list[Any]], Any],
+        owns: Callable[[], bool],
+        read: Callable[[Contents], Any] = lambda contents: None,
+    ) -> StateLog:
+        """The log of the task in its component's state, with the arguments of :class:`StateLog`; refuses as
+        :meth:`check_shared`. ``read`` gets what is in it. Waits until every later worker can know of the opening."""
+        assert context._state_dir is not None
+        self.check_shared(context)
+        component, tail = context.component, context.topology_id.rpartition("-")[2]
+        log = StateLog(
+            state_folder(context._state_dir, context.topology_name, component),
+            division,
+            context.task_index,
+            (int(tail) if tail.isdigit() else 0, context.assignment_version),
+            merge,
+            owns,
+            self.known_openings(component),
+            bool(context.conf.get("topology.state.local")),
+        )
+        try:
+            read(log.contents)
+            # No tuple is acked before that.
+            self.publish(f"{component}/{log.index}", log.position, context).result(_PUBLISH_SECS)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
     def open_positions(self, context: TopologyContext) -> "Positions":
         """The positions of a source in the partitions that the task reads; refuses as :meth:`check_shared`."""
-        from storm_dagster.worker.tasks.positions import Positions
-
         if context._state_dir is None:
             raise InvalidRequest("this source needs a folder for its positions: set topology.state.dir")
-        self.check_shared(context)
-        return Positions(self, context)
+        division = _ByReader(len(context.component_tasks(context.component)), by_key=True)
+        return Positions(self.open_log(context, division, lambda partition, found: found[0], context.may_write))
 
     def open_task_state(self, context: TopologyContext) -> TaskState:
         """The store behind ``context.state``; refuses as :meth:`check_shared`, and an older one than was open before."""
@@ -92,9 +128,37 @@ class StateStorage:
                     f"{what}. Make topology.state.dir the storage that has it, or set topology.state.local: true to go on "
                     "with this one"
                 )
-            if self.report is not None:
-                older = Unavailable(f"it goes on with older state, since topology.state.local is set: {what}")
-                self.report(context.task_id, context.component, older, "state")
+            older = Unavailable(f"it goes on with older state, since topology.state.local is set: {what}")
+            self._report(context.task_id, context.component, older, "state")
         state.count_opening(max(found, known) + 1)
         self.publish(str(context.task_id), (0, max(found, known) + 1), context)
         return state
+
+
+class _ByReader(Partitioning):
+    """Each partition's position is where its reader is."""
+
+    def owner(self, key: Any) -> int:
+        return reader_of(key, self.tasks)
+
+
+class Positions:
+    """Partition -> position, of the partitions that a task reads. Opening reads all of them: do it in a thread."""
+
+    def __init__(self, log: StateLog) -> None:
+        self._log = log
+        self.found: dict[str, Any] = dict(log.contents.values)
+
+    def save(self, positions: Mapping[str, Any], forget: Collection[str] = ()) -> None:
+        """Store these and drop those in ``forget``; durable when it returns. Raises :class:`Unavailable` when the task
+        runs elsewhere by now: then open the positions again."""
+        values = [(partition, encode_value(position, partition)) for partition, position in positions.items()]
+        self._log.append(Checkpoint(values=values, removed=list(forget)))
+        self.found.update(positions)
+        for partition in forget:
+            self.found.pop(partition, None)
+        self._log.compact()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()

@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import queue
 import time
-from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
@@ -26,8 +25,6 @@ _COUNT_NANOS = 5_000_000
 class BlockingBoltRunner(ThreadMixin):
     """Runner of a bolt with ``blocking = True``."""
 
-    _anchors_itself = True
-    _current: Tuple | None = None
     _name_values: Any = None
 
     def run(self, now: float) -> bool:
@@ -142,24 +139,14 @@ class BlockingBoltRunner(ThreadMixin):
         if self.held and self._emitted > emitted + 1:
             self.next_turn = time.monotonic() + TURN_SECS
 
-    def current_anchors(self) -> Any:
-        current = self.in_process()
-        return () if current is None or not self._anchors_itself else current
-
-    def in_process(self) -> Tuple | None:
-        return self._current
-
-    def _emit_action(
+    def _emit_in_loop(
         self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
-    ) -> Callable[[], list[int]]:
-        def in_loop() -> list[int]:
-            tree = anchor_tree(anchors) if anchors else None
-            route = route_of(self.routes, stream, self.component)
-            route.emitted += 1
-            links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
-            return [link.task for link in links]
-
-        return in_loop
+    ) -> list[int]:
+        tree = anchor_tree(anchors) if anchors else None
+        route = route_of(self.routes, stream, self.component)
+        route.emitted += 1
+        links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
+        return [link.task for link in links]
 
 
 _processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("processing", default=None)

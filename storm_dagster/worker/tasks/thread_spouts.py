@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
@@ -22,10 +21,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     def _prepare(self) -> None:
         super()._prepare()
         self._emit = self.make_emit()
-        self._tracked = 0
-        """Tracked emits that the loop has not run yet: they count as pending."""
-        self._muted = False
-        """Whether emits are dropped, because the spout is closing."""
+        self._tracked, self._muted = 0, False
 
     def _open_in_thread(self) -> None:
         self.letters.open()
@@ -119,16 +115,8 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             finally:
                 calls.clear()
 
-    def _emit_action(
+    def _emit_in_loop(
         self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
-    ) -> Callable[[], list[int] | None] | None:
-        if self._muted:
-            return None
-        tracked = tup_id is not None
-        self._tracked += tracked
-
-        def in_loop() -> list[int] | None:
-            self._tracked -= tracked
-            return self._emit(values, tup_id, stream, direct_task, True)
-
-        return in_loop
+    ) -> list[int] | None:
+        self._tracked -= tup_id is not None
+        return self._emit(values, tup_id, stream, direct_task, True)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from storm_dagster.api.bolts import Bolt
@@ -46,6 +47,13 @@ class ThreadMixin(Runner, ABC):
     _detached = False
     _emitted = 0
     """Emits so far, counted by the thread."""
+    _tracked = 0
+    """Tracked emits that the loop has not run yet: they count as pending."""
+    _muted = False
+    """Whether emits are dropped, because the component is closing."""
+    _current: Tuple | None = None
+    """The tuple in process, where only one is."""
+    _anchors_itself = True
     _stopping = False
     """Whether the thread was asked to end. Only the loop."""
 
@@ -214,20 +222,21 @@ class ThreadMixin(Runner, ABC):
         else:
             values = own_values(tup, route.fields, stream, self.component, self.task_id)
         of = self.checked_anchors(anchors)
-        action = self._emit_action(values, stream, of, direct_task, tup_id)
-        if action is None:
+        if self._muted:
             return []
         self._emitted += 1
+        self._tracked += tup_id is not None
+        action = partial(self._emit_in_loop, values, stream, of, direct_task, tup_id)
         if need_task_ids:
             return self.call_in_loop_and_wait(action)
         self.call_or_reject(action, of)
         return None
 
     @abstractmethod
-    def _emit_action(
+    def _emit_in_loop(
         self, values: list[Any], stream: str, anchors: Any, direct_task: int | None, tup_id: Any
-    ) -> Callable[[], list[int] | None] | None:
-        """What the loop does for an emit; ``None``: it is dropped."""
+    ) -> list[int] | None:
+        """Run an emit in the loop; the receivers."""
 
     def await_lease(self) -> None:
         """Wait until the worker's lease is valid."""
@@ -254,7 +263,9 @@ class ThreadMixin(Runner, ABC):
     def checked_anchors(self, anchors: Any) -> Any:
         """A copy of an emit's anchors, which the component may change; ``InvalidRequest`` unless they are tuples that
         it received."""
-        of = self.current_anchors() if anchors is None else anchors
+        of = anchors
+        if anchors is None:
+            of = (self.in_process() if self._anchors_itself else None) or ()
         if isinstance(of, Tuple | TupleId):
             return of
         of = tuple(of)
@@ -304,13 +315,9 @@ class ThreadMixin(Runner, ABC):
     def _work(self) -> None:
         """Run the component until the inbox says ``STOP``."""
 
-    def current_anchors(self) -> Any:
-        """Default anchors of an emit."""
-        return ()
-
     def in_process(self) -> Tuple | None:
-        """The tuple that the calling code processes."""
-        return None
+        """The tuple that the calling code processes: the default anchor of an emit."""
+        return self._current
 
 
 class _ThreadCollector(BaseCollector):
@@ -349,7 +356,7 @@ class _ThreadCollector(BaseCollector):
 
     def give_up(self, *letter: Any) -> bool:
         """See ``Spout.give_up``."""
-        return self._runner.call_in_loop_and_wait(lambda: self._runner.give_up(*letter))  # type: ignore[attr-defined]
+        return self._runner.call_in_loop_and_wait(lambda: self._runner.letters.give_up(*letter))  # type: ignore[attr-defined]
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         runner = self._runner

@@ -134,7 +134,8 @@ class WindowDriver:
         """Tuples of the current call of ``process``: (tuple, stamp, key, owner hash, encoded)."""
         self._added: dict[int, tuple[int, msgspec.Raw]] = {}
         self._ended: list[int] = []
-        self._new_results: list[int] = []
+        self.unsent: list[int] = []
+        """Results that wait for a checkpoint."""
         self._confirmed: list[int] = []
         self._to_send: list[int] = []
         """Saved results that failed, or that an earlier process has left."""
@@ -304,7 +305,7 @@ class WindowDriver:
 
     def _add_result(self, emitted: list[msgspec.Raw]) -> None:
         self._contents.results[self._next_result] = join_encoded(emitted)
-        self._new_results.append(self._next_result)
+        self.unsent.append(self._next_result)
         self._next_result += 1
 
     def _send(self, number: int) -> None:
@@ -322,24 +323,19 @@ class WindowDriver:
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    @property
-    def unsent(self) -> bool:
-        """Whether results wait for a checkpoint."""
-        return bool(self._new_results)
-
     def save_to(self, record: Checkpoint) -> None:
         """Put the changes into a checkpoint."""
         contents: Contents = self._contents
         record.held = [(number, owner, raw) for number, (owner, raw) in self._added.items()]
         record.finished, record.confirmed = self._ended, self._confirmed
-        record.results = [(number, contents.results[number]) for number in self._new_results]
+        record.results = [(number, contents.results[number]) for number in self.unsent]
         record.windows = contents.windows = self.windows.position()
 
     def on_saved(self) -> None:
         """Send the results that are in the checkpoint."""
         self._added, self._ended, self._confirmed = {}, [], []
         self.changed = False
-        results, self._new_results = self._new_results, []
+        results, self.unsent = self.unsent, []
         if not self.closing:
             for number in results:
                 self._send(number)
