@@ -44,6 +44,7 @@ class BatchingBolt(GatheringBolt):
     auto_anchor: ClassVar[bool] = True
     auto_fail: ClassVar[bool] = True
     ticks_between_batches: ClassVar[int] = 1
+    _ticks: int = 0
 
     def group_key(self, tup: Tuple) -> Any:
         """The group of a tuple; by default there is one."""
@@ -63,12 +64,10 @@ class BatchingBolt(GatheringBolt):
 
     def process_tick(self, tup: Tuple) -> None:
         """Process the batches when enough ticks have passed."""
-        ticks = self.__dict__.get("_ticks", 0) + 1
-        if ticks < self.ticks_between_batches:
-            self.__dict__["_ticks"] = ticks
-            return
-        self.__dict__["_ticks"] = 0
-        self.process_batches()
+        self._ticks += 1
+        if self._ticks >= self.ticks_between_batches:
+            self._ticks = 0
+            self.process_batches()
 
     def process_batches(self) -> None:
         """Process all groups now. A group that raises fails; the others are not affected."""

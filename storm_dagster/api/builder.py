@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from storm_dagster.api.specs import Inputs, Outputs, Spec, _json_map
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.names import check_component_id
-from storm_dagster.model.topology import ComponentSpec, TopologySpec
+from storm_dagster.model.topology import ComponentSpec, TopologySpec, check_inputs
 
 
 class TopologyBuilder:
@@ -148,38 +148,9 @@ def build_spec(specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any
         (spouts if spec.kind == "spout" else bolts)[component_id] = spec.to_component(names)
     topology = TopologySpec(name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config"))
     for component_id, part in bolts.items():
-        _check_inputs(topology, component_id, part)
+        if not part.inputs:
+            raise InvalidTopology(f"bolt {component_id!r} has no inputs: give it at least one")
+        streams = check_inputs(topology, component_id)
         if check := getattr(specs[component_id]._code, "check_inputs", None):
-            every = {**topology.spouts, **topology.bolts}
-            streams = {(one.component, one.stream): every[one.component].outputs[one.stream] for one in part.inputs}
             check(f"bolt {component_id!r}", streams)
     return topology
-
-
-def _check_inputs(topology: TopologySpec, component_id: str, part: ComponentSpec) -> None:
-    if not part.inputs:
-        raise InvalidTopology(f"bolt {component_id!r} has no inputs: give it at least one")
-    seen: set[tuple[str, str]] = set()
-    for item in part.inputs:
-        source = topology.component(item.component)
-        if source is None:
-            raise InvalidTopology(
-                f"bolt {component_id!r} reads from {item.component!r}, which is not part of the topology"
-            )
-        stream = source.outputs.get(item.stream)
-        if stream is None:
-            known = ", ".join(repr(name) for name in source.outputs) or "none"
-            raise InvalidTopology(
-                f"bolt {component_id!r} reads stream {item.stream!r} of {item.component!r}, which declares: {known}"
-            )
-        if (item.component, item.stream) in seen:
-            raise InvalidTopology(
-                f"bolt {component_id!r} reads stream {item.stream!r} of {item.component!r} twice: remove one input"
-            )
-        seen.add((item.component, item.stream))
-        missing = [field for field in item.grouping.fields if field not in stream.fields]
-        if missing:
-            raise InvalidTopology(
-                f"bolt {component_id!r} groups {item.component!r} by {missing[0]!r}, but stream {item.stream!r} "
-                f"has the fields: {', '.join(stream.fields) or 'none'}"
-            )

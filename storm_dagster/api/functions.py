@@ -110,12 +110,9 @@ class FunctionBolt(_Function, Bolt):
             self._send(item)
 
     def _arguments(self, tup: Tuple) -> dict[str, Any]:
-        named, context = self._args, self.context
-        values = dict(zip(context.source_fields(tup.component, tup.stream), tup.values, strict=False))
-        arguments = {**named, **{field: values[field] for field in self._fields}}
-        for name in self._supplied:
-            arguments[name] = tup if name == "tup" else context
-        return arguments
+        values, known = self.named(tup), {"tup": tup, "context": self.context}
+        fields = {field: values[field] for field in self._fields}
+        return {**self._args, **fields, **{name: known[name] for name in self._supplied}}
 
     def _send(self, item: Any) -> None:
         if item is not None:

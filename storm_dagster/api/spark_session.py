@@ -6,8 +6,10 @@ artifact, so that the user's functions can be imported there. pyspark is importe
 """
 
 import atexit
+import importlib
 import itertools
 import logging
+import operator
 import os
 import re
 import shutil
@@ -188,15 +190,11 @@ def archive_of(context: Any) -> Path | None:
 
 def resolve_function(reference: str) -> Any:
     """The function that ``"module:function"`` names; :class:`InvalidTopology` when there is none."""
-    import importlib
-
     module_name, colon, name = reference.partition(":")
     if not colon or not module_name or not name:
         raise InvalidTopology(f"{reference!r} is not of the form 'module:function'")
     try:
-        target: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            target = getattr(target, part)
+        target: Any = operator.attrgetter(name)(importlib.import_module(module_name))
     except (ImportError, AttributeError) as error:
         raise InvalidTopology(f"cannot find {reference!r}: {error}") from None
     if not callable(target):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Union
 
 from storm_dagster.model.errors import InvalidTopology
@@ -80,24 +81,12 @@ def _type_name(kind: Any, stream: str) -> str:
     return name
 
 
+@dataclass(frozen=True, slots=True)
 class StreamOf:
     """One stream of a component: ``spec["stream"]``. ``component`` is a spec, or the id of a component."""
 
-    __slots__ = ("component", "stream")
-
-    def __init__(self, component: Any, stream: str) -> None:
-        self.component: Any = component
-        self.stream: str = stream
-
-    def __hash__(self) -> int:
-        return hash((id(self.component) if isinstance(self.component, Spec) else self.component, self.stream))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, StreamOf) or self.stream != other.stream:
-            return False
-        if isinstance(self.component, Spec):
-            return self.component is other.component
-        return self.component == other.component
+    component: Any
+    stream: str
 
 
 Inputs = Union[None, "Spec", StreamOf, str, Iterable[Any], Mapping[Any, Any]]

@@ -6,6 +6,7 @@ by an accident of one in 2**64). The order in which the values arrive does not m
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -62,18 +63,16 @@ class PendingMap(Generic[V]):
         return found
 
 
+@dataclass(slots=True, eq=False)
 class AckerResult:
     """Roots that an acker reports to spout tasks; task 0: the spout is not known here yet, so that all must be told."""
 
-    __slots__ = ("acked", "failed", "lost")
-
-    def __init__(self) -> None:
-        self.acked: dict[int, list[int]] = {}
-        """Spout task -> roots whose trees are complete."""
-        self.failed: dict[int, list[int]] = {}
-        """Spout task -> roots that failed."""
-        self.lost: dict[int, list[int]] = {}
-        """Spout task -> roots that a task or worker which is gone had parts of."""
+    acked: dict[int, list[int]] = field(default_factory=dict)
+    """Spout task -> roots whose trees are complete."""
+    failed: dict[int, list[int]] = field(default_factory=dict)
+    """Spout task -> roots that failed."""
+    lost: dict[int, list[int]] = field(default_factory=dict)
+    """Spout task -> roots that a task or worker which is gone had parts of."""
 
 
 class AckTracker:

@@ -310,6 +310,10 @@ class Partitioning:
         tuples go. Tuples of windows go where their keys go, and what
         windows have emitted is sent by the task of the same index.
         """
+
+        def is_mine(item: tuple[Any, int]) -> bool:
+            return not self.by_key or item[1] % self.tasks == index
+
         found = Contents()
         several: dict[Any, list[Any]] = {}
         """Keys of more than one task."""
@@ -338,14 +342,9 @@ class Partitioning:
                 else:
                     found.values[key] = value
             for ids, mine in ((contents.ids, found.ids), (contents.old_ids, found.old_ids)):
-                mine.update(
-                    (name, number) for name, number in ids.items() if not self.by_key or number % self.tasks == index
-                )
+                mine.update(filter(is_mine, ids.items()))
             for owner, (token, names) in contents.batches.items():
-                mine = {
-                    name: number for name, number in names.items() if not self.by_key or number % self.tasks == index
-                }
-                if mine:
+                if mine := dict(filter(is_mine, names.items())):
                     found.batches.setdefault(owner, (token, {}))[1].update(mine)
         owners = {id(entry): owner for entry, owner in moved}
         for number, entry in enumerate(in_order(entry for entry, _ in moved)):

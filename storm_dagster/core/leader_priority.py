@@ -8,7 +8,7 @@ alike, and the first to create the leader's node wins.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
+from storm_dagster.model.names import code_keys, id_of_blob_key
 
 GRACE_SECS = 5.0
 PATIENCE_SECS = 60.0
@@ -30,7 +30,7 @@ def needed_blobs(active: Iterable[str], registered: Iterable[str]) -> set[str]:
     ids = set(active)
     needed = {key for key in registered if id_of_blob_key(key) in ids}
     for topology_id in ids:
-        needed.update((jar_key(topology_id), conf_key(topology_id), code_key(topology_id)))
+        needed.update(code_keys(topology_id))
     return needed
 
 

@@ -158,7 +158,10 @@ def monitor_batch(
     dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
     # A cause names whole workers, but the assignment decides: a slot in it goes as a whole.
     dead.update(task for worker in topology.workers if worker.slot in withheld for task in worker.ids)
-    offered = frozenset(supervisor.id for supervisor in supervisors)
+    # What is not offered and not judged dead yet stays in this round. Besides the tasks that run, these are tasks of
+    # workers whose limit has not passed: silence is judged by the observer alone, never by the planner.
+    offered = {supervisor.id for supervisor in supervisors}
+    elsewhere = {task for worker in topology.workers if worker.node not in offered for task in worker.ids}
     base = topology.base
     to_place = _to_place_again(
         topology,
@@ -168,19 +171,9 @@ def monitor_batch(
         workers=base.workers,
         event="monitor",
         dead=tuple(sorted(dead)),
-        unstopped=_kept_elsewhere(topology, offered, dead),
+        unstopped=tuple(sorted(elsewhere - dead)),
     )
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
-
-
-def _kept_elsewhere(topology: TopologyView, offered: frozenset[str], dead: Collection[int]) -> tuple[int, ...]:
-    """Tasks on supervisors that are not offered and not judged dead yet: they stay in this round.
-
-    Besides those that run, these are tasks of workers whose limit has not passed: silence is judged by the
-    observer alone, never by the planner.
-    """
-    elsewhere = {task for worker in topology.workers if worker.node not in offered for task in worker.ids}
-    return tuple(sorted(elsewhere - {*dead}))
 
 
 def rebalance_batch(

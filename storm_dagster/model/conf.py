@@ -7,8 +7,8 @@ HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,14 +129,9 @@ def check_value(key: str, value: Any) -> str | None:
     return None
 
 
-def _known_keys() -> Iterator[tuple[str, ConfKey]]:
-    rows = load_table(__name__, "conf_keys")
-    rows["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
-    for key, row in rows.items():
-        yield key, ConfKey(row.pop("type"), **row)
-
-
-CONF_KEYS: dict[str, ConfKey] = dict(_known_keys())
+_ROWS = load_table(__name__, "conf_keys")
+_ROWS["topology.scheduler.strategy"]["choices"] = tuple(STRATEGIES)
+CONF_KEYS: dict[str, ConfKey] = {key: ConfKey(row.pop("type"), **row) for key, row in _ROWS.items()}
 """Key -> what is known of it, in the order of the file."""
 
 
@@ -189,9 +184,8 @@ def validate_conf(
     if not isinstance(conf, Mapping):
         hint = ": send a JSON object" if submitted else ""
         raise failure(f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}{hint}")
-    problems: list[str] = []
     warnings: list[str] = []
-    problems.extend(f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str))
+    problems = [f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str)]
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())
     checked: dict[str, Any] = {}
@@ -212,8 +206,7 @@ def validate_conf(
                 continue
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)
-            wrong = check_value(key, value)
-            if wrong:
+            if wrong := check_value(key, value):
                 problems.append(wrong)
         checked[key] = value
     if problems:
@@ -290,11 +283,9 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
         merged = merged.with_values(overrides, "-c")
     if merged.get("nimbus.host") and merged.origins["nimbus.seeds"] == "default":
         host = merged["nimbus.host"]
-        merged = ClusterConf(
-            {**merged.values, "nimbus.seeds": [host]},
-            {**merged.origins, "nimbus.seeds": merged.origins["nimbus.host"]},
-            (*merged.warnings, f"nimbus.host is deprecated: write nimbus.seeds: [{host}]"),
-        )
+        warning = f"nimbus.host is deprecated: write nimbus.seeds: [{host}]"
+        merged = merged.with_values({"nimbus.seeds": [host]}, merged.origins["nimbus.host"])
+        merged = replace(merged, warnings=(*merged.warnings, warning))
     return merged
 
 

@@ -103,13 +103,13 @@ def _dev_conf(home: Path) -> dict[str, Any]:
     path = home / DEV_CONF
     try:
         loaded = json.loads(path.read_bytes())
+        if not isinstance(loaded, dict):
+            raise ValueError("no map")
+        return loaded
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise Corrupt(f"{path} is damaged ({error}): stop the cluster and remove the file") from None
-    if not isinstance(loaded, dict):
-        raise Corrupt(f"{path} is damaged (no map): stop the cluster and remove the file")
-    return loaded
 
 
 def cluster_addresses(cluster: "ClusterFile") -> dict[str, Any]:

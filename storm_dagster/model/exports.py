@@ -1,6 +1,7 @@
 """Objects that are loaded by name: public names of a package at first use, and what a conf names as ``module:attribute``."""
 
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,11 +32,8 @@ def load_plugin(key: str, name: str) -> Any:
     try:
         if not colon:
             raise ImportError("it is not of the form module:attribute")
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        return operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidRequest(
             f"{key} {name!r:.200} cannot be loaded ({error}): correct it, or put the module on PYTHONPATH"
         ) from None
-    return found

@@ -13,12 +13,6 @@ from storm_dagster.model.security import Security, zookeeper_payload
 Guardian = Literal["secret or tls", "secret", "zookeeper auth"]
 """Authentication that each kind of service can require."""
 
-_REMEDY = {
-    "secret or tls": "storm.secret.file (or storm.tls.cert, .key and .ca)",
-    "secret": "storm.secret.file",
-    "zookeeper auth": "storm.zookeeper.auth.scheme and .payload",
-}
-
 
 def address_beyond_loopback(host: str) -> str | None:
     """The first address of ``host`` that others can reach; ``None`` when all are loopback.
@@ -49,13 +43,13 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
     if not conf["storm.bind.external"]:
         lacking.append("storm.bind.external=true")
     security = Security.of(conf)
-    proven = {
-        "secret or tls": security.configured,
-        "secret": security.secret is not None,
-        "zookeeper auth": zookeeper_payload(conf) is not None,
+    proven, remedy = {
+        "secret or tls": (security.configured, "storm.secret.file (or storm.tls.cert, .key and .ca)"),
+        "secret": (security.secret is not None, "storm.secret.file"),
+        "zookeeper auth": (zookeeper_payload(conf) is not None, "storm.zookeeper.auth.scheme and .payload"),
     }[needs]
     if not proven:
-        lacking.append(_REMEDY[needs])
+        lacking.append(remedy)
     if lacking:
         raise InvalidRequest(
             f"{service} would listen on {host!r} ({outside}), which others can reach, and would authenticate nobody: "

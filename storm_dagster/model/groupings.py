@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime, time
 from decimal import Decimal
 from enum import Enum
+from operator import itemgetter
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -95,14 +96,6 @@ def reader_of(partition: str, tasks: int) -> int:
     return (stable_hash(stem) + int(number)) % tasks if 0 < len(number) < 19 else stable_hash(partition) % tasks
 
 
-def _key_reader(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
-    if len(indices) == 1:
-        index = indices[0]
-        return lambda values: values[index]
-    chosen = tuple(indices)
-    return lambda values: tuple([values[index] for index in chosen])
-
-
 def fields_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
     """Chooser of the same target for equal values at ``indices``.
 
@@ -112,9 +105,8 @@ def fields_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
     count = len(targets)
     known: dict[Any, T] = {}
     if count == 1:
-        only = targets[0]
-        return lambda values: only
-    read = _key_reader(indices)
+        return global_chooser(targets)
+    read = itemgetter(*indices)
     lookup = known.get
 
     def choose(values: Sequence[Any]) -> T:
@@ -147,7 +139,7 @@ def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[
     targets = tuple(targets)
     count = len(targets)
     used = [0] * count
-    read = _key_reader(indices)
+    read = itemgetter(*indices)
 
     def choose(values: Sequence[Any]) -> T:
         key = read(values)

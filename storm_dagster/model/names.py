@@ -78,17 +78,22 @@ def code_name(target: Any, what: str) -> str:
         module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
         if not module or not name:
             raise InvalidTopology(f"{what} {target!r:.80} must be a class or function of a module")
-    if "<lambda>" in name:
-        raise InvalidTopology(f"{what} is a lambda: workers import code by name, define it in a module")
-    if "<locals>" in name:
+    return check_importable(f"{module}:{name}", what)
+
+
+def check_importable(name: str, what: str) -> str:
+    """``"module:QualName"`` itself, unless no worker can import it: then :class:`InvalidTopology` says why."""
+    if "<lambda>" in name or "<locals>" in name:
         raise InvalidTopology(
-            f"{what} {name!r} is defined inside a function: move it to the top of its module, workers import it by name"
+            f"{what}: {name!r} is a lambda or defined inside a function, so that no worker can import it: "
+            "move it to the top level of its module"
         )
-    if module == "__main__":
+    if name.startswith("__main__:"):
         raise InvalidTopology(
-            f"{what} {name!r} lives in __main__: submit the file as a TARGET, or move it to a module that can be imported"
+            f"{what}: {name!r} exists only in the script that was started: "
+            "submit the file as a TARGET, or move it to a module that can be imported"
         )
-    return f"{module}:{name}"
+    return name
 
 
 def make_topology_id(name: str, count: int, epoch_secs: int) -> str:
@@ -121,6 +126,11 @@ code_key = _key_with("-stormcode.ser")
 """Blob key of the normalized topology (JSON)."""
 placement_key = _key_with("-placement.json")
 """Blob key of the reasons for the placement of the topology of that id (JSON)."""
+
+
+def code_keys(code_dir: str) -> tuple[str, str, str]:
+    """Blob keys of archive, conf and topology of that code."""
+    return jar_key(code_dir), conf_key(code_dir), code_key(code_dir)
 
 
 def code_dir_of_blob_key(key: str) -> str | None:

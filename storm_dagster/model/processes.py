@@ -9,9 +9,8 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.host import write_atomically
@@ -113,10 +112,8 @@ def run_dir(home: Path) -> Path:
     return home / "run"
 
 
-class RunFile(BaseModel, ExactProcess):
+class RunFile(BaseModel, ExactProcess, frozen=True, extra="ignore"):
     """One process of a cluster, from ``HOME/run``: matched by its pid *and* its start, and by the boot id of the machine."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     role: str
     """``dev``, ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``dagster-webserver``, ..."""

@@ -201,7 +201,7 @@ class TaskError(Record):
     """Type and place: errors of a component with the same one are one record. Empty: a record of its own."""
 
 
-class GrayUpgrade(Record):
+class GrayUpgrade(Record, populate_by_name=True):
     """State of a gray upgrade: ``/gray_upgrade/<id>/conf``, present while one is under way.
 
     ``number``, ``component`` and ``workers`` select the workers of the next batch.
@@ -227,8 +227,6 @@ class GrayUpgrade(Record):
     """Reason for a rollback that was not requested."""
     code: dict[str, str] = {}
     """Blob key -> SHA-256 of the new code, as in the assignment."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(populate_by_name=True)
 
 
 class GrayWorker(Record):

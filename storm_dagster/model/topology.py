@@ -5,13 +5,14 @@ This is the form that travels: a client describes its topology as this JSON, nim
 never contains any.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from storm_dagster.model.errors import InvalidTopology
-from storm_dagster.model.groupings import GroupingSpec
+from storm_dagster.model.groupings import GROUPINGS, GroupingSpec
 
 DEFAULT_STREAM = "default"
 
@@ -107,3 +108,43 @@ def decode_topology(raw: bytes | str) -> TopologySpec:
         else:
             text = str(error)
         raise InvalidTopology(f"the topology document is not valid: {text}") from None
+
+
+def _hint(wrong: str, known: Iterable[str], what: str) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"{what} are {', '.join(names[:20])}" if names else f"it has no {what}"
+
+
+def check_inputs(spec: TopologySpec, bolt_id: str) -> dict[tuple[str, str], StreamSpec]:
+    """(component, stream) -> the stream, of each input of a bolt.
+
+    Raises :class:`InvalidTopology` unless they exist, each is read once, and has the fields that it is grouped by.
+    """
+    found: dict[tuple[str, str], StreamSpec] = {}
+    for given in spec.bolts[bolt_id].inputs:
+        source = spec.component(given.component)
+        if source is None:
+            raise InvalidTopology(
+                f"bolt {bolt_id!r} subscribes to component {given.component!r}, which does not exist: "
+                f"{_hint(given.component, [*spec.bolts, *spec.spouts], 'components')}"
+            )
+        reads = f"bolt {bolt_id!r} subscribes to stream {given.stream!r} of {given.component!r}"
+        stream = source.outputs.get(given.stream)
+        if stream is None:
+            raise InvalidTopology(
+                f"{reads}, which does not declare it: {_hint(given.stream, source.outputs, 'streams')}"
+            )
+        if (given.component, given.stream) in found:
+            raise InvalidTopology(f"{reads} twice, so that it would get every tuple twice: keep one grouping")
+        found[given.component, given.stream] = stream
+        needs_fields = GROUPINGS[given.grouping.type].needs == "fields"
+        for name in given.grouping.fields if needs_fields else ():
+            if name not in stream.fields:
+                raise InvalidTopology(
+                    f"{reads} with {given.grouping.type} grouping by field {name!r}, which the stream does not declare: "
+                    f"{_hint(name, stream.fields, 'fields')}"
+                )
+    return found

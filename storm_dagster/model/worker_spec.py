@@ -8,9 +8,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.host import write_atomically
@@ -25,10 +25,8 @@ EXIT_SUPERSEDED = 3
 """The assignment names the worker's slot no more, or another process holds its slot: do not restart it as is."""
 
 
-class WorkerSpec(BaseModel):
+class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     """One worker process."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     worker_id: str
     """Name of the working folder ``HOME/workers/<worker_id>``; new for every start."""
@@ -89,10 +87,8 @@ class WorkerSpec(BaseModel):
             ) from None
 
 
-class HeartbeatFile(BaseModel):
+class HeartbeatFile(BaseModel, frozen=True, extra="ignore"):
     """The worker's local heartbeat. ``count`` rises only while the worker's loop advances."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     pid: int
     time_boot: float

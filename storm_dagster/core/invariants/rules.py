@@ -5,10 +5,9 @@ from typing import Any
 
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, Rule, Violation, WorkerPid, title, visible
 from storm_dagster.model import paths
-from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.names import code_keys
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.tables import load_table
-from storm_dagster.model.view import TopologyView
 
 # -- I1: every task has one slot ----------------------------------------------------------------------------
 
@@ -122,17 +121,12 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
 # -- I4: code is stored and replicated ----------------------------------------------------------------------
 
 
-def _keys(topology: TopologyView) -> tuple[str, str, str]:
-    prefix = topology.code_dir
-    return jar_key(prefix), conf_key(prefix), code_key(prefix)
-
-
 def blobs_present(snapshot: ClusterSnapshot) -> Found:
     """Archive, conf and code of every topology are stored, each with its content hash."""
     if snapshot.blobs is None:
         return
     for topology in visible(snapshot.view):
-        for key in _keys(topology):
+        for key in code_keys(topology.code_dir):
             if not snapshot.blobs.get(key):
                 yield title(topology), f"blob {key} is missing"
 
@@ -143,7 +137,7 @@ def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
         return
     for topology in visible(snapshot.view):
         wanted = snapshot.wanted_copies.get(topology.id, 1)
-        for key in _keys(topology):
+        for key in code_keys(topology.code_dir):
             if snapshot.copies.get(key, 0) < wanted:
                 yield title(topology), f"blob {key} is held by {snapshot.copies.get(key, 0)} nimbuses of {wanted}"
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
-from storm_dagster.core.pictures.layout import Edge, Point, lay_out
+from storm_dagster.core.pictures.layout import Point, lay_out
 from storm_dagster.core.pictures.svg import FONT, clean, short
 from storm_dagster.model.amounts import compact, percent
 
@@ -64,7 +64,7 @@ def graph_picture(components: Sequence[DrawnComponent], edges: Iterable[DrawnEdg
         *(_line(drawn[edge], points) for edge, points in found.lines.items()),
         *(_box(one, found.nodes[one.id]) for one in components),
         # Labels last: no thick line of another edge runs over them.
-        *(_rate(drawn[edge], points, edge) for edge, points in found.lines.items()),
+        *(_rate(drawn[edge], points) for edge, points in found.lines.items()),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="graph" width="{width:.0f}" height="{height:.0f}" '
@@ -101,7 +101,7 @@ def _path(points: Sequence[Point]) -> str:
     return "".join(parts)
 
 
-def _rate(edge: DrawnEdge, points: Sequence[Point], ends: Edge) -> str:
+def _rate(edge: DrawnEdge, points: Sequence[Point]) -> str:
     # In the last gap, where lines of one receiver are still apart.
     (x, y), (a, b) = points[-2], points[-1]
     at, text = ((x + a) / 2, (y + b) / 2), f"{compact(edge.rate)}/s"

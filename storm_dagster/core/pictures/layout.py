@@ -5,7 +5,9 @@ Edges that close a cycle are drawn backwards. The way of an edge over several la
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
+from statistics import fmean
 
 _SWEEPS = 6
 
@@ -108,11 +110,8 @@ def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     """The longest way from a node without inputs."""
     before = {name: [source for source, target in edges if target == name] for name in names}
     found: dict[str, int] = {}
-    left = list(names)
-    while left:
-        ready = [name for name in left if all(source in found for source in before[name])]
-        found.update({name: max((found[source] + 1 for source in before[name]), default=0) for name in ready})
-        left = [name for name in left if name not in found]
+    for name in TopologicalSorter(before).static_order():
+        found[name] = max((found[source] + 1 for source in before[name]), default=0)
     return found
 
 
@@ -129,10 +128,8 @@ def _order(rows: list[list[str]], above: Mapping[str, list[str]], below: Mapping
         beside, indices = (above, range(1, len(rows))) if sweep % 2 == 0 else (below, range(len(rows) - 2, -1, -1))
         for index in indices:
             at = {one: place for row in rows for place, one in enumerate(row)}
-            mean = {
-                one: sum(at[o] for o in beside.get(one, ())) / max(1, len(beside.get(one, ()))) for one in rows[index]
-            }
-            rows[index].sort(key=lambda one: mean[one] if beside.get(one) else at[one])
+            mean = {one: fmean([at[other] for other in beside.get(one, [one])]) for one in rows[index]}
+            rows[index].sort(key=mean.__getitem__)
 
 
 def _middles(

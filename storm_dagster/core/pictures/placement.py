@@ -60,7 +60,8 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     y = _MARGIN + _HEADER
     for node, grouped in groupby(drawn, key=lambda slot: slot.node):
         members = list(grouped)
-        heights = [_slot_height(slot) for slot in members]
+        rows_of = [max(1, -(-len(slot.tasks) // _PER_ROW)) for slot in members]
+        heights = [rows * (_CELL + _GAP) + 2 * _SLOT_PADDING for rows in rows_of]
         frame = _HEADER + sum(heights) + _SLOT_PADDING
         body.append(box(_MARGIN, y, width - 2 * _MARGIN, frame, "#f5f6f8", "#c3c9d1"))
         body.append(label(_MARGIN + 8, y + 17, f"{node} on {members[0].host}", 12, "#2b2f36", bold=True))
@@ -75,11 +76,6 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     parts, y = legend({f"{short(name)} ({counts[name]})": colors[name] for name in names}, y, width, _MARGIN)
     body.extend(parts)
     return document(width, y, title, body)
-
-
-def _slot_height(slot: SlotTasks) -> int:
-    rows = max(1, -(-len(slot.tasks) // _PER_ROW))
-    return rows * (_CELL + _GAP) + 2 * _SLOT_PADDING
 
 
 def _slot(

@@ -4,7 +4,6 @@ Every message names the component, the reason and the remedy, with the closest e
 name is wrong.
 """
 
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -16,9 +15,9 @@ from storm_dagster.core.window_state import window_shape
 from storm_dagster.model.conf import Conf, check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GROUPINGS
-from storm_dagster.model.names import check_component_id, check_stream_id, check_topology_name
+from storm_dagster.model.names import check_component_id, check_importable, check_stream_id, check_topology_name
 from storm_dagster.model.records import encode_record
-from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
+from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec, check_inputs
 
 _IDENTIFIER = r"[^\W\d]\w*"
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
@@ -64,7 +63,9 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
         if any(key.startswith("topology.bolts.") and value is not None for key, value in part.conf.items()):
             window_shape({**conf, **part.conf}, f"{kind} {component_id!r}")
     for component_id, part in spec.bolts.items():
-        _check_inputs(spec, component_id, part)
+        streams = check_inputs(spec, component_id)
+        for given in part.inputs:
+            _check_grouping(component_id, given, streams[given.component, given.stream])
 
 
 def _check_limits(cluster: Conf, spec: TopologySpec, conf: Conf) -> None:
@@ -114,66 +115,16 @@ def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
 
 def check_code_name(name: str, owner: str) -> None:
     """``name`` is ``"module:QualName"`` that any process can import, else :class:`InvalidTopology`."""
-    if "<lambda>" in name or "<locals>" in name:
-        raise InvalidTopology(
-            f"{owner} runs {name!r}, a lambda or a function inside a function, which no worker can import: "
-            "move it to the top level of its module"
-        )
-    if name.startswith("__main__:"):
-        raise InvalidTopology(
-            f"{owner} runs {name!r}, which exists only in the script that was started: "
-            "define it in a module, or submit the file by name"
-        )
-    if not _CODE_NAME.fullmatch(name):
+    if not _CODE_NAME.fullmatch(check_importable(name, owner)):
         raise InvalidTopology(f"{owner} runs {name!r}, which is not of the form 'module:name'")
-
-
-def _hint(wrong: str, known: Iterable[str], what: str) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"{what} are {', '.join(names[:20])}" if names else f"it has no {what}"
-
-
-def _check_inputs(spec: TopologySpec, component_id: str, part: ComponentSpec) -> None:
-    seen: set[tuple[str, str]] = set()
-    for given in part.inputs:
-        source = spec.component(given.component)
-        if source is None:
-            known = [*spec.bolts, *spec.spouts]
-            raise InvalidTopology(
-                f"bolt {component_id!r} subscribes to component {given.component!r}, which does not exist: "
-                f"{_hint(given.component, known, 'components')}"
-            )
-        stream = source.outputs.get(given.stream)
-        if stream is None:
-            raise InvalidTopology(
-                f"bolt {component_id!r} subscribes to stream {given.stream!r} of {given.component!r}, which does not "
-                f"declare it: {_hint(given.stream, source.outputs, 'streams')}"
-            )
-        if (given.component, given.stream) in seen:
-            raise InvalidTopology(
-                f"bolt {component_id!r} subscribes to stream {given.stream!r} of {given.component!r} twice, "
-                "so that it would get every tuple twice: keep one grouping"
-            )
-        seen.add((given.component, given.stream))
-        _check_grouping(component_id, given, stream)
 
 
 def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> None:
     grouping = given.grouping
     where = f"bolt {component_id!r}: {grouping.type} grouping on stream {given.stream!r} of {given.component!r}"
     needs = GROUPINGS[grouping.type].needs
-    if needs == "fields":
-        if not grouping.fields:
-            raise InvalidTopology(f"{where} names no field: name at least one, or use the global grouping")
-        for name in grouping.fields:
-            if name not in stream.fields:
-                raise InvalidTopology(
-                    f"{where} uses field {name!r}, which the stream does not declare: "
-                    f"{_hint(name, stream.fields, 'fields')}"
-                )
+    if needs == "fields" and not grouping.fields:
+        raise InvalidTopology(f"{where} names no field: name at least one, or use the global grouping")
     if needs == "direct" and not stream.direct:
         raise InvalidTopology(f"{where}, which is not a direct stream: declare it direct, or group otherwise")
     if needs == "object":
