@@ -18,6 +18,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.host import hold_folder
 from storm_dagster.model.peers import owners_only
 from storm_dagster.model.processes import RunFile
@@ -34,7 +35,6 @@ from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.nimbus.leadership.duties import LeaderDuties, LeaderHealing
 from storm_dagster.nimbus.leadership.election import Election
 from storm_dagster.nimbus.leadership.start import (
-    check_bind,
     check_mode,
     container_heartbeat,
     open_blob_store,
@@ -80,7 +80,7 @@ def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) ->
 def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event, stack: ExitStack) -> None:
     check_mode(conf)
     security = Security.of(conf)
-    host = check_bind(conf)
+    host = check_exposure(conf, "nimbus", "secret or tls")
     stack.enter_context(hold_folder(home, "nimbus", nimbus_id))
     folder = home / "nimbus" / nimbus_id
     for path in (folder / "inbox", folder / "cache"):

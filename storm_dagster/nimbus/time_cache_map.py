@@ -1,13 +1,12 @@
 """A map whose entries expire when they are left idle: Storm's TimeCacheMap.
 
-Entries sit in a few buckets by age. A rotation drops the oldest bucket and pushes an empty one; an entry that
-is put again moves to the newest bucket. With ``n`` buckets and expiry ``E`` there is a rotation every
-``E/(n-1)`` seconds, and an idle entry is removed at an age between ``E`` and ``E*n/(n-1)``.
+Time passes in rotations: with ``n`` generations and expiry ``E`` there is one every ``E/(n-1)`` seconds. An entry that
+is put again belongs to the newest generation, and goes with the ``n``-th rotation after that. So an idle entry is
+removed at an age between ``E`` and ``E*n/(n-1)``.
 """
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -15,6 +14,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _log = logging.getLogger(__name__)
+_GENERATIONS = 3
 
 
 class TimeCacheMap(Generic[K, V]):
@@ -26,94 +26,71 @@ class TimeCacheMap(Generic[K, V]):
     """
 
     def __init__(
-        self,
-        expiry_secs: float,
-        *,
-        now: float,
-        buckets: int = 3,
-        on_expire: Callable[[K, V], None] | None = None,
-        limit: int | None = None,
+        self, expiry_secs: float, *, now: float, limit: int, on_expire: Callable[[K, V], None] | None = None
     ) -> None:
-        if buckets < 2:
-            raise ValueError(f"a TimeCacheMap needs at least 2 buckets, got {buckets}")
         if expiry_secs <= 0:
             raise ValueError(f"expiry must be positive, got {expiry_secs}")
-        self.rotation_secs: float = expiry_secs / (buckets - 1)
-        self._buckets: deque[dict[K, V]] = deque({} for _ in range(buckets))
+        self._rotation_secs = expiry_secs / (_GENERATIONS - 1)
+        self._entries: dict[K, tuple[int, V]] = {}
+        """Key -> how many rotations there were when its life started, and the value."""
         self._on_expire = on_expire
         self._limit = limit
-        self._rotated_at = now
+        self._began = now
+        self._rotations = 0
         self._lock = threading.Lock()
 
-    def advance(self, now: float) -> int:
-        """Make every rotation that is due at ``now`` (monotonic seconds); how many entries expired."""
-        expired = 0
-        while True:
-            with self._lock:
-                if now - self._rotated_at < self.rotation_secs:
-                    return expired
-                if now - self._rotated_at > self.rotation_secs * (len(self._buckets) + 1):
-                    # A pause of the whole machine: each bucket is old by now, more rotations add nothing.
-                    self._rotated_at = now - self.rotation_secs * len(self._buckets)
-                self._rotated_at += self.rotation_secs
-                dead = self._buckets.pop()
-                self._buckets.appendleft({})
-            expired += len(dead)
-            for key, value in dead.items():
-                if self._on_expire is None:
-                    continue
-                try:
-                    self._on_expire(key, value)
-                except Exception:
-                    _log.exception("expiring %r failed", key)
+    def advance(self, now: float) -> None:
+        """Make every rotation that is due at ``now`` (monotonic seconds)."""
+        with self._lock:
+            rotations = int((now - self._began) / self._rotation_secs)
+            if rotations == self._rotations:
+                return
+            self._rotations = rotations
+            dead = {key: value for key, (at, value) in self._entries.items() if rotations - at >= _GENERATIONS}
+            for key in dead:
+                del self._entries[key]
+        for key, value in dead.items():
+            if self._on_expire is None:
+                continue
+            try:
+                self._on_expire(key, value)
+            except Exception:
+                _log.exception("expiring %r failed", key)
 
     def put(self, key: K, value: V) -> bool:
         """Put or refresh the entry: its life starts again. ``False``, and no change, when the map is full."""
         with self._lock:
-            bucket = self._bucket_of(key)
-            if bucket is not None:
-                del bucket[key]
-            elif self._limit is not None and self._size() >= self._limit:
+            if key not in self._entries and len(self._entries) >= self._limit:
                 return False
-            self._buckets[0][key] = value
+            self._entries[key] = self._rotations, value
             return True
 
     def touch(self, key: K) -> V | None:
         """The value, its life started again; ``None`` when it is not there (any more)."""
         with self._lock:
-            bucket = self._bucket_of(key)
-            if bucket is None:
+            if key not in self._entries:
                 return None
-            value = self._buckets[0][key] = bucket.pop(key)
+            _, value = self._entries[key]
+            self._entries[key] = self._rotations, value
             return value
 
     def get(self, key: K) -> V | None:
         """The value; its life goes on as it was. ``None`` when it is not there (any more)."""
         with self._lock:
-            bucket = self._bucket_of(key)
-            return None if bucket is None else bucket[key]
+            return self._entries.get(key, (0, None))[1]
 
     def remove(self, key: K) -> V | None:
         """Take the entry out and return its value; the expiry callback is not called."""
         with self._lock:
-            bucket = self._bucket_of(key)
-            return None if bucket is None else bucket.pop(key)
+            return self._entries.pop(key, (0, None))[1]
 
     def __contains__(self, key: object) -> bool:
-        with self._lock:
-            return self._bucket_of(key) is not None
+        return key in self._entries
 
     def __len__(self) -> int:
-        with self._lock:
-            return self._size()
+        return len(self._entries)
 
     def build_map(self) -> dict[K, V]:
-        """All entries, merged."""
+        """All entries."""
         with self._lock:
-            return {key: value for bucket in self._buckets for key, value in bucket.items()}
-
-    def _bucket_of(self, key: object) -> dict[K, V] | None:
-        return next((bucket for bucket in self._buckets if key in bucket), None)
-
-    def _size(self) -> int:
-        return sum(len(bucket) for bucket in self._buckets)
+            return {key: value for key, (_, value) in self._entries.items()}

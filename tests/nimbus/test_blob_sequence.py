@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from storm_dagster.model.errors import Corrupt
-from storm_dagster.nimbus.blobs.registry import holders_of_latest, next_sequence, split_holder
+from storm_dagster.nimbus.blobs.registry import BlobRecord, Registered, split_holder
+
+
+def holders_of_latest(nodes: list[str]) -> list[str]:
+    return Registered("k", None, None, {node: split_holder(node) for node in nodes}).newest_holders()
+
+
+def next_sequence(nodes: list[str], maximum: int) -> int:
+    record = BlobRecord(sequence=maximum, sha256="") if maximum else None
+    return Registered("k", record, None, {node: split_holder(node) for node in nodes}).next_sequence()
 
 
 def test_the_holders_of_the_highest_number_have_the_latest() -> None:

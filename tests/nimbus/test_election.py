@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable
 
 import httpx
@@ -15,7 +14,6 @@ from storm_dagster.http.server import AnnouncedName, HttpService
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus import daemon
-from storm_dagster.nimbus.blobs import sync as blob_sync
 from storm_dagster.nimbus.leadership import election
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -129,37 +127,6 @@ def test_a_daemon_whose_name_moves_to_another_address_ends(
     nimbus = nimbuses.start()
     eventually(lambda: nimbus.code is not None, 60, "the end of the nimbus")
     assert nimbus.code == Unavailable.exit_code and "start it again" in caplog.text
-
-
-def test_blobs_are_synchronized_one_at_a_time(nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside: list[int] = []
-    most: list[int] = []
-    begun, release = threading.Event(), threading.Event()
-    genuine = blob_sync.BlobSync._run
-    made: list[blob_sync.BlobSync] = []
-
-    def slow(self: blob_sync.BlobSync, wake: Wake | None) -> int:
-        made.append(self)
-        inside.append(1)
-        most.append(len(inside))
-        begun.set()
-        release.wait(20)
-        try:
-            return genuine(self, wake)
-        finally:
-            inside.pop()
-
-    monkeypatch.setattr(blob_sync.BlobSync, "_run", slow)
-    nimbuses.start().await_leading()
-    assert begun.wait(20)
-    others = [threading.Thread(target=made[0].run_once) for _ in range(4)]
-    for thread in others:
-        thread.start()
-    for thread in others:
-        thread.join(10)
-        assert not thread.is_alive(), "a second call returns at once"
-    release.set()
-    assert max(most) == 1
 
 
 def test_a_leader_without_blobs_ends_only_those_of_topologies_and_submissions_that_are_gone(nimbuses: Nimbuses) -> None:

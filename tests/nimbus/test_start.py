@@ -18,10 +18,11 @@ from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.http.server import listen
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.host import hold_folder
 from storm_dagster.nimbus.blobs.uploads import clean_inbox
 from storm_dagster.nimbus.daemon import run
-from storm_dagster.nimbus.leadership.start import check_bind, check_mode, open_blob_store
+from storm_dagster.nimbus.leadership.start import check_mode, open_blob_store
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_rigs.nimbuses import Nimbuses
@@ -38,18 +39,21 @@ def test_local_mode_is_refused() -> None:
 
 
 def test_binding_beyond_loopback_needs_consent() -> None:
-    assert check_bind(conf()) == "127.0.0.1"
-    assert check_bind(conf(storm__local__hostname="localhost")) == "localhost"
+    def bind(values: ClusterConf) -> str:
+        return check_exposure(values, "nimbus", "secret or tls")
+
+    assert bind(conf()) == "127.0.0.1"
+    assert bind(conf(storm__local__hostname="localhost")) == "localhost"
     anywhere = {"storm__local__hostname": "0.0.0.0"}
     with pytest.raises(InvalidRequest, match=r"storm\.bind\.external=true and storm\.secret\.file"):
-        check_bind(conf(**anywhere))
+        bind(conf(**anywhere))
     with pytest.raises(InvalidRequest, match=r"authenticate nobody: set storm\.secret\.file"):
-        check_bind(conf(**anywhere, storm__bind__external=True))
+        bind(conf(**anywhere, storm__bind__external=True))
     with pytest.raises(InvalidRequest, match=r"set storm\.bind\.external=true, or"):
-        check_bind(conf(**anywhere, storm__secret="0123456789abcdef"))
-    assert check_bind(conf(**anywhere, storm__bind__external=True, storm__secret="0123456789abcdef")) == "0.0.0.0"
+        bind(conf(**anywhere, storm__secret="0123456789abcdef"))
+    assert bind(conf(**anywhere, storm__bind__external=True, storm__secret="0123456789abcdef")) == "0.0.0.0"
     with pytest.raises(InvalidRequest, match="cannot be resolved"):
-        check_bind(conf(storm__local__hostname="no-such-host.invalid"))
+        bind(conf(storm__local__hostname="no-such-host.invalid"))
 
 
 def test_a_taken_port_is_named() -> None:

@@ -8,7 +8,7 @@ Blobs of topologies and of users are registered; staged and uploaded ones come a
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from storm_dagster.blobstore import BlobMeta
@@ -37,12 +37,18 @@ class Registered:
     record: BlobRecord | None
     version: int | None
     """Data version of the record's node."""
-    holders: tuple[str, ...]
-    """``<host:port>-<sequence>``."""
+    holders: Mapping[str, tuple[str, int]]
+    """Name of the node of each holder -> its address and the number of its content."""
 
     def newest_holders(self) -> list[str]:
-        """Addresses that hold the newest content."""
-        return holders_of_latest(self.holders)
+        """Addresses of those that show the highest number, sorted; holders of 0 have nothing worth fetching."""
+        top = max((number for _, number in self.holders.values()), default=0)
+        return sorted(address for address, number in self.holders.values() if number == top > 0)
+
+    def next_sequence(self) -> int:
+        """The number of a new content: above all others that the key has had, whoever died in between."""
+        highest = self.record.sequence if self.record is not None else 0
+        return 1 + max([highest, *(number for _, number in self.holders.values())])
 
 
 def is_registered_kind(key: str) -> bool:
@@ -101,7 +107,7 @@ class BlobRegistry:
                 if now.record is not None and now.record.sha256 == meta.sha256:
                     self.register_held(meta, now)
                     return now.record.sequence
-                sequence = next_sequence(now.holders, 0 if now.record is None else now.record.sequence)
+                sequence = now.next_sequence()
                 raw = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record))
                 transaction = self._state.transaction().check(paths.EPOCH, epoch)
                 if not self._state.exists(paths.blob(meta.key)):
@@ -110,9 +116,9 @@ class BlobRegistry:
                     transaction.create(paths.blob_max_sequence(meta.key), raw)
                 else:
                     transaction.set(paths.blob_max_sequence(meta.key), raw, now.version)
-                for holder in now.holders:
-                    if split_holder(holder)[0] == self.me:
-                        transaction.delete(paths.blob(meta.key, holder))
+                for node, (address, _) in now.holders.items():
+                    if address == self.me:
+                        transaction.delete(paths.blob(meta.key, node))
                 transaction.create(paths.blob(meta.key, f"{self.me}-{sequence}"), ephemeral=True).commit()
                 self._mine[meta.key] = (sequence, self._cluster.session.session_id)
                 return sequence
@@ -148,8 +154,8 @@ class BlobRegistry:
         if holder in now.holders:
             transaction.delete(path)  # Of an older session.
         transaction.create(path, ephemeral=True).commit()
-        for other in now.holders:
-            if other != holder and split_holder(other)[0] == self.me:
+        for other, (address, _) in now.holders.items():
+            if other != holder and address == self.me:
                 self._state.delete_node(paths.blob(meta.key, other))
         self._mine[meta.key] = (sequence, session)
         return True
@@ -157,9 +163,9 @@ class BlobRegistry:
     def unregister(self, key: str, now: Registered) -> None:
         """Withdraw this nimbus's registration of the key."""
         self._mine.pop(key, None)
-        for holder in now.holders:
-            if split_holder(holder)[0] == self.me:
-                self._state.delete_node(paths.blob(key, holder))
+        for node, (address, _) in now.holders.items():
+            if address == self.me:
+                self._state.delete_node(paths.blob(key, node))
 
     def forget(self, key: str, *, epoch: int) -> None:
         """Remove the key and its number, in one transaction; nothing happens when it is not registered."""
@@ -192,25 +198,11 @@ def split_holder(holder: str) -> tuple[str, int]:
     return address, int(number)
 
 
-def holders_of_latest(holders: Iterable[str]) -> list[str]:
-    """Addresses of those that show the highest number, sorted; holders of 0 have nothing worth fetching."""
-    listed = [split_holder(holder) for holder in holders]
-    top = max((number for _, number in listed), default=0)
-    return sorted(address for address, number in listed if number == top and top > 0)
-
-
-def next_sequence(holders: Iterable[str], maximum: int) -> int:
-    """The number of a new content: above all others that the key has had, whoever died in between."""
-    return 1 + max([maximum, *(split_holder(holder)[1] for holder in holders)])
-
-
-def _valid_holders(key: str, holders: Iterable[str]) -> tuple[str, ...]:
-    found: list[str] = []
-    for holder in holders:
+def _valid_holders(key: str, nodes: Iterable[str]) -> dict[str, tuple[str, int]]:
+    found: dict[str, tuple[str, int]] = {}
+    for node in nodes:
         try:
-            split_holder(holder)
+            found[node] = split_holder(node)
         except Corrupt as error:
             _log.warning("ignored below %s: %s", paths.blob(key), error)
-        else:
-            found.append(holder)
-    return tuple(found)
+    return found

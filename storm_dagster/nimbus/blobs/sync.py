@@ -4,9 +4,7 @@ What is absent here is fetched. What is absent elsewhere is only removed here wh
 says so for a while: an empty root, or that of another cluster, never costs a blob.
 """
 
-import hashlib
 import logging
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,8 +33,7 @@ class BlobSync:
     def __init__(self, nimbus: Nimbus) -> None:
         self._cluster, self._registry, self._status = nimbus.cluster, nimbus.registry, nimbus.status
         self._blobs, self._base = nimbus.blobs, nimbus.blobs.base
-        self._peers, self._inbox = nimbus.peers, nimbus.inbox
-        self._one_at_a_time = threading.Lock()
+        self._peers = nimbus.peers
         self._keep_secs = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
         self._follow_secs = min(_FOLLOW_SECS, self._keep_secs)
         self._followed: tuple[str | None, float] | None = None
@@ -74,17 +71,8 @@ class BlobSync:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
 
         Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for another cluster's root; then nothing
-        was changed. One synchronization runs at a time: a second call returns at once.
+        was changed.
         """
-        if not self._one_at_a_time.acquire(blocking=False):
-            _log.debug("a synchronization of blobs is under way already")
-            return self._status.known.missing
-        try:
-            return self._run(wake)
-        finally:
-            self._one_at_a_time.release()
-
-    def _run(self, wake: Wake | None) -> int:
         self._cluster.check_cluster_id()
         lacking, needed = self.missing(wake)
         self._register(entry for key, entry in needed.items() if key not in lacking)
@@ -189,25 +177,15 @@ class BlobSync:
 
     def _fetch(self, http: str, key: str, sha256: str | None) -> BlobMeta:
         """Store a blob of another nimbus, when it has the hash that is announced, and ``sha256`` if that is given."""
-        digest = hashlib.sha256()
-        path = self._inbox / f"fetch-{time.monotonic_ns():x}"
-        try:
-            with self._http.stream("GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}") as response:
-                if response.status_code == 404:
-                    raise KeyNotFound(f"no blob {key!r} at {http}")
-                if response.status_code != 200:
-                    raise Unavailable(f"{http} answered {response.status_code} for blob {key!r}")
-                announced = response.headers.get("X-Content-SHA256")
-                with path.open("xb") as sink:
-                    for chunk in response.iter_raw(1 << 16):
-                        digest.update(chunk)
-                        sink.write(chunk)
-            actual = digest.hexdigest()
-            if actual != announced or (sha256 is not None and actual != sha256):
+        with self._http.stream("GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}") as response:
+            if response.status_code == 404:
+                raise KeyNotFound(f"no blob {key!r} at {http}")
+            if response.status_code != 200:
+                raise Unavailable(f"{http} answered {response.status_code} for blob {key!r}")
+            announced = response.headers.get("X-Content-SHA256")
+            if announced is None or announced != (sha256 or announced):
                 raise Corrupt(
-                    f"blob {key!r} of {http} has SHA-256 {actual}, {sha256 or announced} is the newest: "
+                    f"blob {key!r} of {http} has SHA-256 {announced}, {sha256 or 'none'} is the newest: "
                     "it is damaged or outdated there"
                 )
-            return self._base.adopt(key, path, actual)
-        finally:
-            path.unlink(missing_ok=True)
+            return self._base.put(key, response.iter_raw(1 << 16), expected_sha256=announced)

@@ -96,12 +96,6 @@ class Uploads:
             raise InvalidRequest(f"an upload has the parts {', '.join(PARTS)}, not {part!r:.40}")
         return f"upload.{handle}.{part}"
 
-    def parts(self, handle: str) -> dict[Part, BlobMeta]:
-        """The parts that have arrived."""
-        _check_handle(handle)
-        stored = {meta.key.rpartition(".")[2]: meta for meta in self._blobs.base.list(f"upload.{handle}.")}
-        return {part: stored[part] for part in PARTS if part in stored}
-
     def finish(self, handle: str) -> dict[Part, BlobMeta]:
         """End the session; :class:`InvalidRequest` names the parts that are missing. Repeatable."""
         parts = self.require(handle)
@@ -113,7 +107,8 @@ class Uploads:
         if not isinstance(handle, str):
             raise InvalidRequest("'handle' must be the text that POST /v1/uploads returned")
         _check_handle(handle)
-        parts = self.parts(handle)
+        stored = {meta.key.rpartition(".")[2]: meta for meta in self._blobs.base.list(f"upload.{handle}.")}
+        parts: dict[Part, BlobMeta] = {part: stored[part] for part in PARTS if part in stored}
         if not parts and handle not in self._open:
             raise _gone(handle)
         lacking = [part for part in PARTS if part not in parts]

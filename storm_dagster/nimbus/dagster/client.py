@@ -122,9 +122,7 @@ class DagsterClient:
         result = self._transport.graphql("FindRuns", {"filter": wanted, "limit": 1})
         if result["__typename"] != "Runs":
             raise _refusal("finding a run", result)
-        for run in result["results"]:
-            return FoundRun(str(run["runId"]), str(run["status"]))
-        return None
+        return next((FoundRun(str(run["runId"]), str(run["status"])) for run in result["results"]), None)
 
     def run(self, run_id: str) -> dict[str, Any]:
         """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no such run."""

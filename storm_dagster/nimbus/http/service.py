@@ -52,9 +52,8 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     conf = nimbus.conf
     logs = LogRoutes(nimbus.logs, lambda port: stacks_at(reader.view(), port, Security.of(conf)), conf.values)
     api = HttpApi("storm_dagster nimbus", nimbus.identity.version)
-    add_routes(api, nimbus, reader, submissions, metrics)
     logs.add_to(api)
-    add_storm_routes(api, nimbus, reader)
+    add_routes(api, nimbus, reader, submissions, metrics)
     routes = [*api.routes(), *page_routes(nimbus, reader)]
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
@@ -65,7 +64,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
 
 
 def add_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics) -> None:
-    """Add the routes of this package."""
+    """Add our own routes, and everything under ``/api/v1`` that is not about logs."""
     lifecycle = LifecycleRequests(nimbus)
 
     def act(name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +97,16 @@ def add_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader, submissions:
         "BlacklistRequest": BlacklistRequest,
     }
     api.add("storm_dagster.nimbus.http", handlers, types, {"task": _task_of})
+    handlers = {
+        "cluster": ClusterPages(nimbus, reader),
+        "topology": TopologyPages(nimbus, reader),
+        "actions": TopologyActions(lifecycle, reader, WorkerLevels(nimbus)),
+        "graph": partial(visualization, reader),
+        "streams": partial(visualization_table, reader),
+    }
+    types = {"StormRebalance": StormRebalance, "LogLevelsRequest": LogLevelsRequest}
+    readers = {"window": check_window, "sys": lambda text: text in ("1", "true")}
+    api.add("storm_dagster.nimbus.http.storm", handlers, types, readers)
 
 
 def _task_of(text: str | None) -> int | None:
@@ -107,20 +116,6 @@ def _task_of(text: str | None) -> int | None:
     if not text.isdecimal() or len(text) > 10:
         raise InvalidRequest(f"task {text!r:.40} is not a task id: give a number")
     return int(text)
-
-
-def add_storm_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader) -> None:
-    """Add everything under ``/api/v1`` that is not about logs."""
-    handlers = {
-        "cluster": ClusterPages(nimbus, reader),
-        "topology": TopologyPages(nimbus, reader),
-        "actions": TopologyActions(LifecycleRequests(nimbus), reader, WorkerLevels(nimbus)),
-        "graph": partial(visualization, reader),
-        "streams": partial(visualization_table, reader),
-    }
-    types = {"StormRebalance": StormRebalance, "LogLevelsRequest": LogLevelsRequest}
-    readers = {"window": check_window, "sys": lambda text: text in ("1", "true")}
-    api.add("storm_dagster.nimbus.http.storm", handlers, types, readers)
 
 
 def event_endpoint(nimbus: Nimbus) -> Endpoint:

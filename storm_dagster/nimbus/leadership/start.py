@@ -11,7 +11,7 @@ from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.model.exposure import address_beyond_loopback, check_exposure
+from storm_dagster.model.exposure import address_beyond_loopback
 from storm_dagster.model.host import write_atomically
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore
@@ -103,11 +103,6 @@ def check_mode(conf: ClusterConf) -> None:
             f"nimbus does not run with storm.cluster.mode={conf['storm.cluster.mode']}: set it to distributed, or use "
             "`storm-dagster plan` and the test harness for local mode"
         )
-
-
-def check_bind(conf: ClusterConf) -> str:
-    """The host to bind and announce; beyond loopback only with ``storm.bind.external`` and a secret or TLS."""
-    return check_exposure(conf, "nimbus", "secret or tls")
 
 
 def thrift_host(conf: ClusterConf, host: str) -> str:

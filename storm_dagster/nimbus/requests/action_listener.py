@@ -11,13 +11,13 @@ does not end delays later calls only. The next leader notifies of the actions th
 one under way then is repeated.
 """
 
-import importlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.exports import load_plugin
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.operations.context import OperationsContext
@@ -32,14 +32,11 @@ _MOST_WAITING = 1000
 
 def load_listener(name: str) -> Any:
     """An instance of ``module:Class``; :class:`InvalidRequest` if it cannot be made."""
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise InvalidRequest(f"{NOTIFIER_KEY}: {name!r:.200} is not of the form 'module:Class'")
     try:
-        listener = getattr(importlib.import_module(module), attribute)()
+        listener = load_plugin(NOTIFIER_KEY, name)()
+    except (InvalidRequest, KeyboardInterrupt):
+        raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         raise InvalidRequest(
             f"{NOTIFIER_KEY}: {name!r:.200} cannot be loaded ({type(error).__name__}: {error}): "
             "it must be importable by nimbus and take no arguments"

@@ -357,11 +357,7 @@ def _executor(
     report: Mapping[str, Any],
 ) -> ExecutorSnapshot:
     entries = [report[str(task)] for task in group if str(task) in report]
-    if len(entries) == 1:
-        windows: Mapping[str, WindowStats] = task_windows(entries[0], kind)
-    else:
-        each = [task_windows(entry, kind) for entry in entries]
-        windows = {name: merge(one[name] for one in each) for name in WINDOWS}
+    each = [task_windows(entry, kind) for entry in entries]
     return ExecutorSnapshot(
         component=component,
         kind=kind,
@@ -371,7 +367,7 @@ def _executor(
         host=slot.host if slot else "",
         port=slot.port if slot else 0,
         uptime_secs=max((int(entry.get("uptime_secs") or 0) for entry in entries), default=0),
-        windows=windows,
+        windows={name: merge(one[name] for one in each) for name in WINDOWS},
         reported=bool(entries),
         waiting=sum(int(entry.get("waiting") or 0) for entry in entries),
     )

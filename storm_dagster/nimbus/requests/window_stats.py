@@ -165,6 +165,8 @@ def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Lit
 def merge(parts: Iterable[WindowStats]) -> WindowStats:
     """Several tasks as one: counts summed, latencies weighted by the tuples that they are of."""
     parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
     return WindowStats(
         **{name: _sum(getattr(part, name) for part in parts) for name in _COUNTED},
         execute_ms=_weighted((part.execute_ms, part.executed) for part in parts),

@@ -110,18 +110,16 @@ def check_message(frame: bytes) -> int:
     walk = _Walk(frame)
     try:
         (first,) = _i32(frame, 0)
-        walk.at = 4
         if first < 0:
             if (first >> 16) & 0xFFFF != _VERSION:
                 raise MalformedFrame("another protocol than Thrift's binary one")
-            kind = first & 0xFF
-            (length,) = _i32(frame, 4)
-            walk.at = 8
-            _check_name(length)
-            walk.skip(length)
-        else:
-            _check_name(first)
-            walk.skip(first)
+            walk.at = 4
+        (length,) = _i32(frame, walk.at)
+        if not 0 < length <= _MOST_NAME:
+            raise MalformedFrame(f"a method name of {length} bytes")
+        walk.text()
+        kind = first & 0xFF
+        if first >= 0:  # An old client's message: its kind comes after the name.
             (kind,) = _i8(frame, walk.at)
             walk.skip(1)
         if kind not in _CALLS:
@@ -133,8 +131,3 @@ def check_message(frame: bytes) -> int:
     if walk.at != walk.size:
         raise MalformedFrame(f"{walk.size - walk.at} bytes after the end of the message")
     return walk.values
-
-
-def _check_name(length: int) -> None:
-    if not 0 < length <= _MOST_NAME:
-        raise MalformedFrame(f"a method name of {length} bytes")

@@ -22,9 +22,9 @@ from storm_dagster.nimbus.requests.running_workers import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
 from storm_dagster.nimbus.thrift.idl import METHODS, RefusedCall, load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
-from storm_dagster.nimbus.thrift.pending import PendingSubmissions
+from storm_dagster.nimbus.thrift.pending import Late, PendingSubmissions, within
 from storm_dagster.nimbus.thrift.structures import topology_struct
-from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, Late, TopologySubmission, within
+from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, TopologySubmission
 from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name

@@ -8,10 +8,12 @@ launches it, by its token exactly once, and then drops the record.
 import json
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus, repeat
@@ -20,6 +22,7 @@ from storm_dagster.nimbus.requests.submitting import Submissions
 _log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "upload.", ".pending"
 _POLL_SECS = 3.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -71,23 +74,27 @@ class PendingSubmissions:
             self._launching.add(pending.key)
         self._nimbus.blobs.put(pending.key, json.dumps(asdict(pending)).encode())
 
-    def launch(self, pending: PendingSubmission, wait_secs: float) -> bool:
+    def launch(self, pending: PendingSubmission, deadline: float) -> bool:
         """Launch what was added, and wait for it.
 
-        ``False`` when it is not known after ``wait_secs``: it goes on by itself then. Raises what the launch
+        ``False`` when it is not known at ``deadline``: it goes on by itself then. Raises what the launch
         raised; then nothing of the submission is left.
         """
-        launch: Future[None] = Future()
-        threading.Thread(target=self._run, args=(pending, launch), name="nimbus-thrift-launch", daemon=True).start()
-        wait([launch], max(0.0, wait_secs))
-        with self._lock:
-            if not launch.done():
-                # Nobody waits any more: an outage of Dagster is no answer now, but a reason to try again.
+
+        def submit() -> None:
+            self._submissions.submit(asdict(pending))
+            self._forget(pending)
+
+        try:
+            within(deadline, submit, f"the launch of {pending.name}, which is tried again and")
+        except Late:
+            # Nobody waits any more: an outage of Dagster is no answer now, but a reason to try again.
+            with self._lock:
                 self._launching.discard(pending.key)
-                return False
-        if (failure := launch.exception()) is not None:
+            return False
+        except BaseException:
             self.drop(pending)
-            raise failure
+            raise
         return True
 
     def run(self, ended: threading.Event) -> None:
@@ -103,27 +110,13 @@ class PendingSubmissions:
                 self._launching.discard(pending.key)
                 self._names.discard(pending.name)
 
-    def _run(self, pending: PendingSubmission, launch: Future[None]) -> None:
-        failure: BaseException | None = None
-        try:
-            self._submissions.submit(asdict(pending))
-        except BaseException as error:
-            failure = error
-        with self._lock:
-            waited_for = pending.key in self._launching
-            launch.set_exception(failure) if failure is not None else launch.set_result(None)
-        if failure is None:
-            self._forget(pending)
-        elif not waited_for:
-            _log.warning("the launch of %s failed, it is tried again: %s", pending.name, failure)
-
     def _forget(self, pending: PendingSubmission) -> None:
         """The run exists: only the record goes, the parts belong to the run."""
         try:
             self._nimbus.blobs.delete(pending.key)
         except KeyNotFound:
             pass
-        except StormDagsterError as error:
+        except Exception as error:  # Whatever it is, the launch has not failed.
             _log.info("the record %s stays for the next poll: %s", pending.key, error)
         with self._lock:
             self._launching.discard(pending.key)
@@ -159,3 +152,30 @@ class PendingSubmissions:
             _log.error("%s is not a pending submission and is dropped: %s", key, error)
             self._nimbus.blobs.delete(key)
             return None
+
+
+class Late(Unavailable):
+    """A change was not finished in time; it goes on all the same."""
+
+
+def within(deadline: float, work: Callable[[], T], what: str) -> T:
+    """What ``work`` returns or raises; :class:`Late` when it is not done by then. It goes on all the same."""
+    done: Future[T] = Future()
+    late = threading.Event()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            if late.is_set():
+                _log.warning("%s, which its caller did not wait for, failed: %s", what, error)
+            done.set_exception(error)
+
+    threading.Thread(target=copy_context().run, args=(run,), name="nimbus-thrift-submit", daemon=True).start()
+    wait([done], max(0.0, deadline - time.monotonic()))
+    if not done.done():
+        late.set()
+        raise Late(
+            f"{what} is still being started, because Dagster takes its time: check whether the topology appears before you try again"
+        )
+    return done.result()

@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,18 +110,13 @@ class Dispatcher:
 
         :class:`MalformedFrame` for what is no call: the connection cannot be trusted any further.
         """
-        if check_message(frame) <= _LARGE_VALUES:
-            return self._decode(frame, peer)
-        with self._large:
-            return self._decode(frame, peer)
-
-    def _decode(self, frame: bytes, peer: ThriftPeer) -> bytes | None:
-        protocol = decoder(frame)
-        try:
-            name, kind, seqid = protocol.read_message_begin()
-        except Exception as error:
-            raise MalformedFrame(f"the method name: {error}") from None
-        answer = self._answer(name, seqid, protocol, peer)
+        with self._large if check_message(frame) > _LARGE_VALUES else nullcontext():
+            protocol = decoder(frame)
+            try:
+                name, kind, seqid = protocol.read_message_begin()
+            except Exception as error:
+                raise MalformedFrame(f"the method name: {error}") from None
+            answer = self._answer(name, seqid, protocol, peer)
         return None if kind == _ONEWAY else answer
 
     def _answer(self, name: str, seqid: int, protocol: Any, peer: ThriftPeer) -> bytes:

@@ -5,28 +5,25 @@ submission over a running topology into a hot deploy or a gray upgrade.
 """
 
 import logging
-import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
-from contextvars import copy_context
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade.selection import selection_of_conf
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
-from storm_dagster.model.errors import InvalidTopology, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.errors import InvalidTopology, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.thrift.idl import load_idl
-from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
+from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions, within
 from storm_dagster.nimbus.thrift.structures import read_conf, read_topology_struct
 from storm_dagster.operations.context import check_name_free, encode_json
 from storm_dagster.operations.submit.staging import read_token
@@ -37,7 +34,6 @@ ANSWER_SECS = 6.0
 """streamparse's client gives up after 7 s."""
 _POLL_SECS = 0.1
 _GZIP = b"\x1f\x8b"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ class TopologySubmission:
         except BaseException:
             self._pending.drop(pending)
             raise
-        if not self._pending.launch(pending, deadline - time.monotonic()):
+        if not self._pending.launch(pending, deadline):
             _log.info("topology %s is taken; its run is launched when Dagster answers", checked.name)
             return
         # Whoever lists topologies after submitting expects to see this one; the run goes on in any case.
@@ -212,30 +208,3 @@ def _no_archive(location: str | None) -> str:
         f"no uploaded archive {location!r:.80}: upload it (beginFileUpload, uploadChunk, finishFileUpload) to this nimbus, "
         "and submit with the location that it gave"
     )
-
-
-class Late(Unavailable):
-    """A change was not finished in time; it goes on all the same."""
-
-
-def within(deadline: float, work: Callable[[], T], what: str) -> T:
-    """What ``work`` returns or raises; :class:`Late` when it is not done by then. It goes on all the same."""
-    done: Future[T] = Future()
-    late = threading.Event()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            if late.is_set():
-                _log.warning("%s, which its caller did not wait for, failed: %s", what, error)
-            done.set_exception(error)
-
-    threading.Thread(target=copy_context().run, args=(run,), name="nimbus-thrift-submit", daemon=True).start()
-    wait([done], max(0.0, deadline - time.monotonic()))
-    if not done.done():
-        late.set()
-        raise Late(
-            f"{what} is still being started, because Dagster takes its time: check whether the topology appears before you try again"
-        )
-    return done.result()

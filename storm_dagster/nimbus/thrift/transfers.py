@@ -9,7 +9,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -86,12 +87,9 @@ class UploadSessions:
     def append(self, session: str | None, chunk: bytes | None) -> None:
         """Add a chunk, and begin the session's idle time again; :class:`KeyNotFound` when there is none (any more)."""
         self._nimbus.status.require()
-        upload = self._find(session)
-        if chunk is None:
-            raise InvalidRequest(f"no chunk for {self._what} {session}: send bytes")
-        with upload.lock:
-            if upload.ended:
-                raise self._gone(session)
+        with self._take(session) as upload:
+            if chunk is None:
+                raise InvalidRequest(f"no chunk for {self._what} {session}: send bytes")
             if upload.size + len(chunk) > self._most_bytes:
                 self._end(session, upload)
                 raise InvalidRequest(
@@ -107,10 +105,7 @@ class UploadSessions:
     def finish(self, session: str | None) -> BlobMeta:
         """Make it a blob, on as many nimbuses as the cluster asks for; the session ends, also by an error."""
         self._nimbus.status.require()
-        upload = self._find(session)
-        with upload.lock:
-            if upload.ended:
-                raise self._gone(session)
+        with self._take(session) as upload:
             try:
                 meta, _ = self._nimbus.blobs.put_file(upload.key, upload.path, upload.digest.hexdigest(), WriteTerms())
             finally:
@@ -119,25 +114,24 @@ class UploadSessions:
 
     def cancel(self, session: str | None) -> None:
         """End the session and leave nothing of it; :class:`KeyNotFound` for one that does not exist."""
-        upload = self._find(session)
-        with upload.lock:
+        with self._take(session) as upload:
             self._end(session, upload)
 
     def _end(self, session: str | None, upload: Upload) -> None:
         self._open.remove(str(session))
         upload.discard()
 
-    def _find(self, session: str | None) -> Upload:
+    @contextmanager
+    def _take(self, session: str | None) -> Iterator[Upload]:
+        """The upload of a session, whose idle time begins again, for one caller at a time."""
         upload = self._open.touch(session) if isinstance(session, str) else None
-        if upload is None:
-            raise self._gone(session)
-        return upload
-
-    def _gone(self, session: str | None) -> KeyNotFound:
-        return KeyNotFound(
-            f"no {self._what} {session!r:.60}: it was finished or cancelled, has expired, or began at another nimbus; "
-            "begin a new one"
-        )
+        with nullcontext() if upload is None else upload.lock:
+            if upload is None or upload.ended:
+                raise KeyNotFound(
+                    f"no {self._what} {session!r:.60}: it was finished or cancelled, has expired, or began at another "
+                    "nimbus; begin a new one"
+                )
+            yield upload
 
     def _expire(self, session: str, upload: Upload) -> None:
         _log.info("%s %s was idle for too long and is dropped", self._what, session)

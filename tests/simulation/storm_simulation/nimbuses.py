@@ -87,7 +87,7 @@ def install() -> None:
         "RunFile": SimpleNamespace(write=lambda *_, **__: SimpleNamespace(remove=lambda *_: None)),
         "open_blob_store": _open_store,
         "open_reads": lambda *_: None,
-        "check_bind": _host_of,
+        "check_exposure": _host_of,
         "thrift_host": _host_of,
     }
     for name, value in replaced.items():

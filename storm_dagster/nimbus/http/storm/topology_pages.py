@@ -96,10 +96,7 @@ class TopologyPages:
             }
             rows = {**{name: getattr(sums, name) for name in counts}, **fixed}
             by_input = rows.keys() - {"emitted", "transferred"} if part.kind == "bolt" else ()
-            return {
-                "id": part.id,
-                **{name: (_by_input if name in by_input else _by_stream)(by_key) for name, by_key in rows.items()},
-            }
+            return {"id": part.id, **{name: _by_stream(by_key, name in by_input) for name, by_key in rows.items()}}
 
         return {
             "window": window,
@@ -306,13 +303,13 @@ def _statistics(part: ComponentSnapshot, topology_id: str, window: str, sys: boo
     return tables
 
 
-def _by_stream(by_key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"stream_id": stream, "value": value} for stream, value in sorted(by_key.items())]
-
-
-def _by_input(by_key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    keys = ("component_id", "stream_id")
-    return [dict(zip(keys, split_input(key), strict=True), value=value) for key, value in sorted(by_key.items())]
+def _by_stream(by_key: Mapping[str, Any], of_inputs: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for key, value in sorted(by_key.items()):
+        component, stream = split_input(key)
+        source = {"component_id": component, "stream_id": stream} if of_inputs else {"stream_id": key}
+        rows.append({**source, "value": value})
+    return rows
 
 
 _UNSAFE = re.compile(r"[^A-Za-z_\-:.]")
@@ -342,7 +339,15 @@ def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> d
             ":capacity": part.capacity,
             ":latency": totals.complete_ms if kind == "spout" else totals.process_ms,
             ":transferred": {stream: count for stream, count in sent.items() if sys or not is_system_name(stream)},
-            ":stats": _executors(part),
+            ":stats": [
+                {
+                    ":host": one.host,
+                    ":port": one.port,
+                    ":uptime_secs": one.uptime_secs,
+                    ":transferred": {window: dict(one.windows[window].transferred) for window in WINDOWS},
+                }
+                for one in part.executors
+            ],
             ":link": f"/api/v1/topology/{quote(snapshot.id, safe='')}/component/{quote(component_id, safe='')}",
             ":inputs": [
                 {
@@ -367,15 +372,3 @@ def visualization_table(reader: ClusterReader, name: str, window: str, sys: bool
     ]
     rows = [boxes[start : start + _COLUMNS] for start in range(0, len(boxes), _COLUMNS)]
     return {"visualizationTable": rows}
-
-
-def _executors(part: ComponentSnapshot) -> list[dict[str, Any]]:
-    return [
-        {
-            ":host": one.host,
-            ":port": one.port,
-            ":uptime_secs": one.uptime_secs,
-            ":transferred": {window: dict(one.windows[window].transferred) for window in WINDOWS},
-        }
-        for one in part.executors
-    ]
