@@ -122,10 +122,8 @@ class FsspecBlobStore:
         with self._remote("looking for a content"):
             return self._there(self._path("objects", check_sha256(sha256)))
 
-    @contextmanager
-    def open(self, key: str) -> Iterator[BinaryIO]:
-        with self.open_with_meta(key)[1] as stream:
-            yield stream
+    def open(self, key: str) -> BinaryIO:
+        return self.open_with_meta(key)[1]
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
         """Description and stream of one and the same version; the caller closes the stream."""

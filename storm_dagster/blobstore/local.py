@@ -147,12 +147,9 @@ class LocalBlobStore:
         """Whether some blob here has that content."""
         return (self._objects / check_sha256(sha256)).is_file()
 
-    @contextmanager
-    def open(self, key: str) -> Iterator[BinaryIO]:
+    def open(self, key: str) -> BinaryIO:
         """The content as a seekable stream; a later replacement or deletion does not disturb the reader."""
-        _, stream = self.open_with_meta(key)
-        with stream:
-            yield stream
+        return self.open_with_meta(key)[1]
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
         """Description and stream of one and the same version; the caller closes the stream."""

@@ -90,18 +90,17 @@ def _stop_dev(record: RunFile, seconds: float) -> None:
 @verb("stop")
 def stop(invocation: Invocation) -> None:
     """Stop every process of the local cluster, workers first."""
-    from storm_dagster.cli.dev.ending import end_cluster, family, marks_of
+    from storm_dagster.cli.dev.ending import end_cluster, family
 
     home = invocation.home
     started = time.monotonic()
     records = [record for record in RunFile.read_all(home) if record.alive()]
-    marks = marks_of(RunFile.read_all(home))
     running = [{"role": record.role, "id": record.id, "pid": record.pid} for record in records]
     if invocation.dry_run:
         document = {"dry_run": True, "home": str(home), "processes": running}
         print_answer(invocation.json, document, "role id pid", running, title="would end")
         return
-    before = family(home, RunFile.read_all(home), marks)
+    before = family(home, RunFile.read_all(home))
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
         for record in records:
             if record.role == "dev":

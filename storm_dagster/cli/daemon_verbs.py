@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -128,11 +129,8 @@ def _secure_nodes(invocation: Invocation) -> None:
             "the cluster has no user in ZooKeeper: set storm.secret.file (a user is derived from it) or "
             "storm.zookeeper.auth.payload"
         )
-    session = open_session(conf.values)
-    try:
+    with closing(open_session(conf.values)) as session:
         changed = secure_root(session, lambda seen: None if seen % 1000 else click.echo(f"{seen} nodes", err=True))
-    finally:
-        session.close()
     place = f"{session.root or '/'} in ZooKeeper at {session.hosts}"
     text = f"{place} is closed to others: {changed} nodes were changed"
     say(invocation.json, {"root": session.root, "changed": changed}, text)

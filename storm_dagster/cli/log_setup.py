@@ -68,20 +68,15 @@ class _LazyFormatter(logging.Formatter):
         return self._real.format(record)
 
 
-def log_file(home: Path, role: str, id: str) -> Path:
-    """``HOME/logs/<role>-<id>.log``."""
-    return home / "logs" / f"{role}-{id.replace('/', '_')}.log"
-
-
 def configure_daemon_logging(
     home: Path, role: str, id: str, conf: ClusterConf | Mapping[str, Any], *, stderr_level: int = logging.NOTSET
 ) -> Path:
-    """Log of a daemon: its own file, rotated at 10 MiB with 3 backups, and standard error; returns the file.
+    """Log of a daemon: ``HOME/logs/<role>-<id>.log``, rotated at 10 MiB with 3 backups, and standard error; returns the file.
 
     ``conf``: ``storm.log.level`` and ``storm.log.format``.
     """
     as_json = JsonFormatter({"role": role, "id": id}) if conf["storm.log.format"] == "json" else None
-    path = log_file(home, role, id)
+    path = home / "logs" / f"{role}-{id.replace('/', '_')}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = logging.handlers.RotatingFileHandler(path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8")
     file.setFormatter(as_json or _formatter(colors=False))

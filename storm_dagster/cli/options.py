@@ -32,14 +32,11 @@ class Invocation:
     json: bool = False
     dry_run: bool = False
     wait: bool = True
-    _conf: ClusterConf | None = None
 
-    @property
+    @functools.cached_property
     def conf(self) -> ClusterConf:
         """The cluster conf as clients see it, merged at first use."""
-        if self._conf is None:
-            self._conf = cluster_conf(self.home, self.conf_dir, self.overrides)
-        return self._conf
+        return cluster_conf(self.home, self.conf_dir, self.overrides)
 
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
         """A client of the cluster; the caller closes it.

@@ -82,21 +82,6 @@ def _words(keys: str | list[Any]) -> list[str]:
     return keys.split() if isinstance(keys, str) else [word for part in keys for word in _words(part)]
 
 
-class Schemas:
-    """JSON schemas of Python types, and the named components that they refer to."""
-
-    def __init__(self) -> None:
-        self.components: dict[str, Any] = {}
-
-    def of(self, kind: Any) -> dict[str, Any]:
-        """The schema of a type. ``ValueError`` when another type of the same name is in the document already."""
-        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
-        for name, component in schema.pop("$defs", {}).items():
-            if self.components.setdefault(name, component) != component:
-                raise ValueError(f"two documents are called {name}: rename one of them")
-        return schema
-
-
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
 
 Reader = Callable[[str | None], Any]
@@ -113,13 +98,14 @@ class HttpApi:
 
     def __init__(self, title: str, version: str) -> None:
         self._routes: list[Route] = []
-        self._types, self._schemas = Types(), Schemas()
+        self._types = Types()
+        self._components: dict[str, Any] = {}
         self.document: dict[str, Any] = {
             "openapi": "3.1.0",
             "info": {"title": title, "version": version},
             "paths": {},
             "components": {
-                "schemas": self._schemas.components,
+                "schemas": self._components,
                 "securitySchemes": {"secret": {"type": "http", "scheme": "bearer"}},
             },
             # The secret is asked for only where the cluster has one.
@@ -172,7 +158,7 @@ class HttpApi:
         reasons, error = _read_table("storm_dagster.http")["reasons"], self._types.of("ErrorDocument")
         errors = {
             "application/json": {
-                "schema": self._schemas.of(self._types.of("StormErrorDocument") | error if storm else error)
+                "schema": self._schema(self._types.of("StormErrorDocument") | error if storm else error)
             }
         }
         responses: dict[str, Any] = {}
@@ -188,7 +174,7 @@ class HttpApi:
                     "name": one.get("name", key),
                     "in": one.get("in", "query"),
                     "required": one.get("required", one.get("in") == "path"),
-                    "schema": self._schemas.of(self._types.of(one.get("is", "str"))),
+                    "schema": self._schema(self._types.of(one.get("is", "str"))),
                     **({"description": one["text"]} if "text" in one else {}),
                 }
                 for key, one in parameters.items()
@@ -197,9 +183,17 @@ class HttpApi:
             described["requestBody"] = {"required": row.get("required", False), "content": self._content(row["body"])}
         return described
 
+    def _schema(self, kind: Any) -> dict[str, Any]:
+        """The JSON schema of a type. ``ValueError`` when another type of the same name is in the document already."""
+        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+        for name, component in schema.pop("$defs", {}).items():
+            if self._components.setdefault(name, component) != component:
+                raise ValueError(f"two documents are called {name}: rename one of them")
+        return schema
+
     def _content(self, kind: Any) -> dict[str, Any]:
         media = kind if isinstance(kind, dict) else {"application/json": kind} if kind else {}
-        return {name: {"schema": self._schemas.of(self._types.of(each))} for name, each in media.items()}
+        return {name: {"schema": self._schema(self._types.of(each))} for name, each in media.items()}
 
 
 def _endpoint(

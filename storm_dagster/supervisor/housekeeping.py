@@ -66,14 +66,9 @@ def remove_run_file(home: Path, supervisor_id: str, port: int, pid: int, ticks: 
 
 
 def remove_old_logs(
-    home: Path,
-    now_secs: float,
-    *,
-    used: Collection[Path] = (),
-    keep_secs: float = KEEP_LOGS_SECS,
-    most_bytes: int | None = None,
+    home: Path, now_secs: float, *, used: Collection[Path] = (), most_bytes: int | None = None
 ) -> list[Path]:
-    """Remove log folders of worker slots, and return them: those without a write for ``keep_secs``, and while all logs
+    """Remove log folders of worker slots, and return them: those without a write for a week, and while all logs
     have more than ``most_bytes`` the oldest ones.
 
     The folders ``used`` by live workers stay. Links are removed, never followed.
@@ -87,7 +82,7 @@ def remove_old_logs(
     excess = sum(size for *_, size in slots) - (most_bytes or sys.maxsize)
     removed: list[Path] = []
     for newest, slot, size in sorted(slots):
-        if slot in used or (now_secs - newest <= keep_secs and excess <= 0):
+        if slot in used or (now_secs - newest <= KEEP_LOGS_SECS and excess <= 0):
             continue
         if slot.is_dir() and not slot.is_symlink():
             shutil.rmtree(slot, ignore_errors=True)

@@ -208,12 +208,8 @@ class CachedReads(ZooKeeperClusterState):
         return {**proven, **read}
 
     def _stats(self, many: list[str]) -> list[Versioned | None]:
-        full = [self.session.full(path) for path in many]
-        answers = self.session.pipeline([self._exists_watched(path) for path in full], "a read of versions")
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return [None if stat is None else Versioned(stat.version, stat.mzxid) for stat in answers]
+        stats = self._watched_stats([self.session.full(path) for path in many], "a read of versions")
+        return [None if stat is None else Versioned(stat.version, stat.mzxid) for stat in stats]
 
     def _keep(self, found: dict[str, _Value], stamps: dict[str, tuple[int, int]]) -> None:
         with self._guard:

@@ -169,10 +169,7 @@ class ZooKeeperClusterState(ClusterState):
             missing = [index for index in wanted if answers[index] is None and watch and self._awaits(many[index])]
             if not missing:
                 return answers
-            stats = self.session.pipeline([self._exists_watched(fulls[i]) for i in missing], what)
-            for stat in stats:
-                if isinstance(stat, Exception):
-                    raise stat
+            stats = self._watched_stats([fulls[i] for i in missing], what)
             # A node that came into being between the two reads is read again.
             wanted = [index for index, stat in zip(missing, stats, strict=True) if stat is not None]
             if not wanted:
@@ -183,8 +180,13 @@ class ZooKeeperClusterState(ClusterState):
         """Whether a watch on a missing node waits until it is there."""
         return True
 
-    def _exists_watched(self, full: str) -> Callable[[Any], Any]:
-        return lambda client: client.exists_async(full, watch=self._watcher)
+    def _watched_stats(self, fulls: Sequence[str], what: str) -> list[ZnodeStat | None]:
+        begins = [lambda client, full=full: client.exists_async(full, watch=self._watcher) for full in fulls]
+        stats = self.session.pipeline(begins, what)
+        for stat in stats:
+            if isinstance(stat, Exception):
+                raise stat
+        return stats
 
     def sync_path(self, path: str) -> None:
         full = self.session.full(path)

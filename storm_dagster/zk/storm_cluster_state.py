@@ -183,13 +183,9 @@ class StormClusterState(WorkerNodes, TaskErrors):
 
     # -- events -----------------------------------------------------------------------------------------
 
-    def dispatch(self, kind: str, path: str) -> None:
-        """Issue the callbacks that wait for ``path``; ``UnknownSubtree`` when its subtree has none."""
-        self.watches.dispatch(kind, path)
-
     def _on_event(self, kind: str, path: str) -> None:
         try:
-            self.dispatch(kind, path)
+            self.watches.dispatch(kind, path)
         except UnknownSubtree as error:
             # Storm ends its process here. The loops read everything again instead, and go on.
             _log.error("%s", error.message)

@@ -400,10 +400,10 @@ def test_a_callback_without_arguments_serves_for_a_path_too(
 
 def test_an_event_of_an_unknown_subtree_is_an_error(zk_cluster: StormOperations) -> None:
     with pytest.raises(UnknownSubtree):
-        zk_cluster.dispatch("data-changed", "/strange/node")
+        zk_cluster.watches.dispatch("data-changed", "/strange/node")
     with pytest.raises(UnknownSubtree):
-        zk_cluster.dispatch("data-changed", "/")
-    zk_cluster.dispatch("data-changed", "/taskbeats/t")
+        zk_cluster.watches.dispatch("data-changed", "/")
+    zk_cluster.watches.dispatch("data-changed", "/taskbeats/t")
     # From the connection the daemon's loop is woken instead, and goes on.
     event = threading.Event()
     zk_cluster.supervisors(event.set)

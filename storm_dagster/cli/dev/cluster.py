@@ -9,12 +9,13 @@ import uuid
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
-from storm_dagster.cli.dev.ending import end_cluster, family, marks_of
+from storm_dagster.cli.dev.ending import end_cluster, family
 from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, code_socket, daemon_environment, prepare_dagster_home
+from storm_dagster.client.waiting import Progress
 from storm_dagster.model import endpoints
 from storm_dagster.model.dagster_names import dagster_version, warm_runs_tested
 from storm_dagster.model.endpoints import DEV_CONF, write_dev_conf
@@ -34,14 +35,6 @@ class _Stopped(Exception):
     """The cluster was stopped while it was being started."""
 
 
-class Reporter(Protocol):
-    """Hears what ``dev`` does; the command line draws it, a detached ``dev`` sends it to its parent."""
-
-    def begin(self, step: str) -> None: ...
-
-    def done(self, step: str) -> None: ...
-
-
 def refuse_live_home(home: Path) -> None:
     """Raise :class:`Conflict` when processes of a cluster in ``home`` live."""
     records = RunFile.read_all(home)
@@ -51,7 +44,7 @@ def refuse_live_home(home: Path) -> None:
                 f"a cluster already runs in {home} (dev has pid {record.pid}): `storm-dagster stop --home {home}`, "
                 "or give another --home"
             )
-    left = family(home, records, marks_of(records))
+    left = family(home, records)
     if left:
         raise Conflict(
             f"{len(left)} processes of an earlier cluster in {home} still run (pids "
@@ -62,10 +55,11 @@ def refuse_live_home(home: Path) -> None:
 class DevCluster:
     """One local cluster. :meth:`run` does everything; ``stop`` (an event) ends it."""
 
-    def __init__(self, plan: ClusterPlan, reporter: Reporter, stop: threading.Event) -> None:
+    def __init__(self, plan: ClusterPlan, progress: Progress, stop: threading.Event) -> None:
+        """``progress`` is called with each step: the command line draws it, a detached ``dev`` sends it to its parent."""
         self._plan = plan
         self._home = plan.home
-        self._reporter = reporter
+        self._progress = progress
         self._stop = stop
         self._mark = uuid.uuid4().hex
         self._env = daemon_environment(self._home, self._mark)
@@ -163,10 +157,10 @@ class DevCluster:
         plan = self._plan
         from storm_dagster.zk.embedded import server_answers
 
-        self._reporter.begin("zookeeper")
+        self._progress("zookeeper", "STARTED")
         specs = plan.zookeeper_daemons()
         servers = [self._launch(spec) for spec in specs]
-        self._reporter.begin("supervisors")
+        self._progress("supervisors", "STARTED")
         supervisors = [self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)]
         self._wait(lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs), "zookeeper", servers)
         remembered = self._home / "cluster_id"
@@ -179,22 +173,22 @@ class DevCluster:
         }
         cluster_id = readiness.prepare_root(values, known, uuid.uuid4().hex)
         remembered.write_text(cluster_id + "\n", encoding="ascii")
-        self._reporter.done("zookeeper")
-        self._reporter.begin("nimbus")
+        self._progress("zookeeper", "SUCCESS")
+        self._progress("nimbus", "STARTED")
         nimbuses = [self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)]
         self._write_cluster_file()
         options = Security.of(plan.conf).client_options()
         urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
         leader = self._wait(lambda: readiness.leader_url(urls, options), "nimbus", nimbuses)
         self._wait(lambda: all(readiness.get_json(f"{url}/healthz", options) for url in urls), "all nimbuses", nimbuses)
-        self._reporter.done("nimbus")
+        self._progress("nimbus", "SUCCESS")
         wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
         self._wait(
             lambda: wanted <= readiness.supervisor_ids(readiness.leader_url(urls, options) or str(leader), options),
             "supervisors",
             supervisors,
         )
-        self._reporter.done("supervisors")
+        self._progress("supervisors", "SUCCESS")
 
     def _start_the_rest(self) -> None:
         """Start what readiness does not include: Spark, for which placements wait meanwhile, and warm runs."""
@@ -221,7 +215,7 @@ class DevCluster:
     def _start_spark(self) -> None:
         """The Connect server, and the first jobs on it, by a process that loads while the server does."""
         plan = self._plan
-        self._reporter.begin("spark")
+        self._progress("spark", "STARTED")
         spark = self._launch(plan.spark_daemon())
         output = self._home / "logs" / "spark-warm-up.out"
         child = spawn(plan.warm_up_command(), output, self._env, mode="wb", cwd=self._home)
@@ -229,20 +223,20 @@ class DevCluster:
         # Placements wait for the first job, too: beside it theirs would take longer, for both load the same.
         self._wait(lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None, "spark", [spark])
         self._spark_is_there()
-        self._reporter.done("spark")
-        self._reporter.begin("spark warm-up")
+        self._progress("spark", "SUCCESS")
+        self._progress("spark warm-up", "STARTED")
         self._wait(lambda: child.poll() is not None, "spark warm-up", [spark])
         if child.returncode:
             text = output.read_text("utf-8", "replace").strip()[-1500:]
             raise Unavailable(f"the Spark server does not run jobs: {text}")
         RunFile.path_of(self._home, "spark-warm-up", "0").unlink(missing_ok=True)
-        self._reporter.done("spark warm-up")
+        self._progress("spark warm-up", "SUCCESS")
 
     def _start_dagster(self) -> None:
         """The code location, and what loads it."""
         plan = self._plan
         assert self._workspace is not None
-        self._reporter.begin("dagster")
+        self._progress("dagster", "STARTED")
         self._create_storage()
         code, web = self._launch(plan.code_daemon()), self._launch(plan.webserver_daemon(self._workspace))
         self._wait(lambda: readiness.serves(code_socket(self._home)), "dagster code server", [code])
@@ -269,7 +263,7 @@ class DevCluster:
             return False
 
         self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
-        self._reporter.done("dagster")
+        self._progress("dagster", "SUCCESS")
 
     def _create_storage(self) -> None:
         """Create Dagster's tables once per HOME: two processes that find none at once fail each other."""
@@ -373,7 +367,7 @@ class DevCluster:
         return cluster
 
     def _end(self) -> None:
-        self._reporter.begin("ending")
+        self._progress("ending", "STARTED")
         for thread in self._tracks:
             thread.join(15)
 
@@ -387,6 +381,6 @@ class DevCluster:
             path.unlink(missing_ok=True)
         if self._home not in socket.parents and socket.parent.is_dir():
             socket.parent.rmdir()
-        self._reporter.done("ending")
+        self._progress("ending", "SUCCESS")
         if left:
             log.error("these processes could not be ended: %s", ", ".join(str(process.pid) for process in left))

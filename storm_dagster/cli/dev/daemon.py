@@ -25,7 +25,6 @@ class DaemonSpec:
     id: str
     argv: tuple[str, ...]
     ports: dict[str, int] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -67,7 +66,7 @@ class Daemon:
         self.deaths = 0
         """Number of its deaths since it last ran for a minute."""
         self._home = home
-        self._env = {**env, **spec.env}
+        self._env = env
         self._child: subprocess.Popen[bytes] | None = None
         self._record: RunFile | None = None
         self._started = 0.0

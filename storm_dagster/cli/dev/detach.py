@@ -9,14 +9,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from storm_dagster.cli.dev.cluster import DevCluster, Reporter
+from storm_dagster.cli.dev.cluster import DevCluster
 from storm_dagster.cli.dev.daemon import spawn
 from storm_dagster.cli.dev.ending import CLUSTER_MARK
 from storm_dagster.cli.dev.plan import ClusterPlan
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.output import Steps
+from storm_dagster.client.waiting import Progress
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 
@@ -25,32 +26,13 @@ REPORT_FD = "STORM_DAGSTER_REPORT_FD"
 """Environment variable: the pipe on which a detached ``dev`` reports to the command that started it."""
 
 
-class _PipeReporter:
-    def __init__(self, pipe: IO[str]) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def send(self, document: dict[str, Any]) -> None:
-        with self._lock:
-            # The command that waited was ended; the cluster goes on.
-            with suppress(OSError, ValueError):
-                self._pipe.write(json.dumps(document) + "\n")
-                self._pipe.flush()
-
-    def begin(self, step: str) -> None:
-        self.send({"begin": step})
-
-    def done(self, step: str) -> None:
-        self.send({"done": step})
-
-
-def _run(plan: ClusterPlan, reporter: Reporter, ready: Callable[[ClusterFile], None]) -> None:
+def _run(plan: ClusterPlan, progress: Progress, ready: Callable[[ClusterFile], None]) -> None:
     """Run the cluster until SIGINT, SIGTERM or SIGHUP; a second one hurries.
 
     Handlers, unlike an inherited "ignore" (``dev &`` in a script), become the default again in children.
     """
     stop = threading.Event()
-    cluster = DevCluster(plan, reporter, stop)
+    cluster = DevCluster(plan, progress, stop)
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
@@ -69,7 +51,7 @@ def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> N
     """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its addresses."""
     configure_daemon_logging(plan.home, "dev", "0", plan.conf, stderr_level=logging.WARNING)
     with Steps(f"starting a cluster in {plan.home}") as steps:
-        _run(plan, steps, ready)
+        _run(plan, steps.on_step, ready)
 
 
 def run_child(plan: ClusterPlan) -> None:
@@ -78,20 +60,26 @@ def run_child(plan: ClusterPlan) -> None:
     configure_daemon_logging(plan.home, "dev", "0", plan.conf)
     with os.fdopen(int(os.environ.pop(REPORT_FD)), "w", encoding="utf-8") as pipe:
         os.set_inheritable(pipe.fileno(), False)
-        reporter = _PipeReporter(pipe)
+        lock = threading.Lock()
+
+        def send(document: dict[str, Any]) -> None:
+            # The command that waited was ended; the cluster goes on.
+            with lock, suppress(OSError, ValueError):
+                pipe.write(json.dumps(document) + "\n")
+                pipe.flush()
 
         def ready(found: ClusterFile) -> None:
-            reporter.send({"ready": found.model_dump(mode="json")})
+            send({"ready": found.model_dump(mode="json")})
             pipe.close()
 
         try:
-            _run(plan, reporter, ready)
+            _run(plan, lambda *step: send({"step": step}), ready)
         except StormDagsterError as error:
             log.error("%s", error.message)
-            reporter.send(error.to_document())
+            send(error.to_document())
         except Exception as error:
             log.exception("dev failed")
-            reporter.send({"error": {"type": "StormDagsterError", "message": repr(error)}})
+            send({"error": {"type": "StormDagsterError", "message": repr(error)}})
 
 
 def start_detached(home: Path) -> ClusterFile:
@@ -111,10 +99,8 @@ def start_detached(home: Path) -> ClusterFile:
         with os.fdopen(reading, encoding="utf-8") as pipe, Steps(f"starting a cluster in {home}") as steps:
             for line in pipe:
                 document = json.loads(line)
-                if "begin" in document:
-                    steps.begin(document["begin"])
-                elif "done" in document:
-                    steps.done(document["done"])
+                if "step" in document:
+                    steps.on_step(*document["step"])
                 elif "ready" in document:
                     return ClusterFile.model_validate_json(json.dumps(document["ready"]))
                 elif "error" in document:

@@ -25,16 +25,17 @@ CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
 """Environment variable, random for every ``dev``, that all its descendants inherit."""
 
 
-def family(home: Path, records: Iterable[RunFile], marks: Iterable[str] = ()) -> list[Process]:
+def family(home: Path, records: Iterable[RunFile]) -> list[Process]:
     """The live processes of the cluster in ``home``, this one left out.
 
     A process belongs to it when a record names it (pid, start and boot), when it lives in the session of
-    one that a record names and was started with this HOME, or when it carries one of the ``marks``.
+    one that a record names and was started with this HOME, or when it carries the mark of a recorded ``dev``.
     """
-    known = [record for record in records if record.boot_id in ("", boot_id())]
+    records = list(records)
+    marks = {record.id for record in records if record.role == "dev" and record.id}
+    known = [record for record in records if record.boot_id in ("", boot_id()) and record.pid != os.getpid()]
     named = {(record.pid, record.start_ticks) for record in known}
     sessions = {record.pid: record.start_ticks for record in known}
-    wanted_marks = {mark for mark in marks if mark}
     table = list(processes())
     starts = {process.pid: process.start_ticks for process in table}
     found: list[Process] = []
@@ -46,21 +47,16 @@ def family(home: Path, records: Iterable[RunFile], marks: Iterable[str] = ()) ->
             continue
         # A session outlives its leader, and its number is not given away while it does.
         in_session = process.session in sessions and starts.get(process.session) in (None, sessions[process.session])
-        if not in_session and not wanted_marks:
+        if not in_session and not marks:
             continue
         try:
             environment = psutil.Process(process.pid).environ()
         except psutil.Error:
             continue
         ours = in_session and environment.get("STORM_DAGSTER_HOME") == str(home)
-        if ours or environment.get(CLUSTER_MARK) in wanted_marks:
+        if ours or environment.get(CLUSTER_MARK) in marks:
             found.append(process)
     return found
-
-
-def marks_of(records: Iterable[RunFile]) -> set[str]:
-    """The marks of the ``dev`` processes among the records."""
-    return {record.id for record in records if record.role == "dev"}
 
 
 def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]) -> list[RunFile]:
@@ -110,13 +106,11 @@ def end_cluster(
     ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent collects
     its dead children there. Run files of ended processes are removed. The calling process is never ended.
     """
-    records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
-    marks = marks_of(RunFile.read_all(home))
-    for record in records:
-        if record.role in _FROZEN_ROLES:
+    for record in RunFile.read_all(home):
+        if record.role in _FROZEN_ROLES and record.pid != os.getpid():
             record.signal(signal.SIGSTOP)
     # Read again: a worker may have come up before its supervisor was stopped.
-    records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
+    records = RunFile.read_all(home)
     waves = (
         (lambda role: role == "worker", grace),
         (lambda role: role not in ("worker", *_LAST_ROLES), grace),
@@ -124,14 +118,14 @@ def end_cluster(
         (lambda role: role in _LAST_ROLES, 3 * grace),
     )
     for belongs, patience in waves:
-        wave = [record for record in records if belongs(record.role)]
+        wave = [record for record in records if belongs(record.role) and record.pid != os.getpid()]
         if any(record.alive() for record in wave):
             _end(wave, patience, hurry)
             reap()
     # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
     left: list[Process] = []
     for _ in range(60):
-        left = family(home, records, marks)
+        left = family(home, records)
         if not left:
             break
         for process in left:

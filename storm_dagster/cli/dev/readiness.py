@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ def serves(path: Path) -> bool:
         return probe.connect_ex(os.fsencode(path)) == 0
 
 
-def get_json(url: str, options: Mapping[str, Any] | None = None, timeout: float = 3.0) -> Any:
+def get_json(url: str, options: Mapping[str, Any] | None = None) -> Any:
     """The JSON document there, ``None`` when there is none (yet)."""
     try:
-        answer = httpx.get(url, timeout=timeout, **_quick(url, options or {}))
+        answer = httpx.get(url, timeout=3.0, **_quick(url, options or {}))
         return answer.json()
     except (httpx.HTTPError, ValueError):
         return None
@@ -127,8 +127,7 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
     from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
 
     merged = cluster_conf().with_values(conf, "dev")
-    session = open_session(merged.values)
-    try:
+    with closing(open_session(merged.values)) as session:
         if known is None:
             if session.users is not None:
                 close_top(session)
@@ -136,19 +135,14 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
         elif session.users is not None:
             # The tree may be of an earlier release, or of another secret.
             secure_root(session)
-    finally:
-        session.close()
     try:
-        state = StormClusterState.open(merged.values)
+        with StormClusterState.open(merged.values) as state:
+            found = state.cluster_id()
     except StormDagsterError as error:
         raise Conflict(
             f"this HOME remembers cluster {known}, but its ZooKeeper has no such state ({error.message}): restore "
             "HOME/zookeeper, or remove HOME to start afresh"
         ) from None
-    try:
-        found = state.cluster_id()
-    finally:
-        state.disconnect()
     if known is not None and found != known:
         raise Conflict(f"this HOME remembers cluster {known}, ZooKeeper holds {found}: use another --home")
     return found

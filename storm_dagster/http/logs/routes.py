@@ -162,7 +162,11 @@ class LogRoutes:
     def list_logs(self, topoId: str | None, port: str | None) -> list[str]:
         """``GET /api/v1/listLogs``."""
         found: list[str] = []
-        for topology in self._workers.list() if self._tree_has_workers() else ():
+        try:
+            topologies = self._workers.list()
+        except KeyNotFound:
+            return found  # nothing was logged yet
+        for topology in topologies:
             if not topology.is_folder or topoId not in (None, topology.name):
                 continue
             for slot in self._workers.list(topology.name):
@@ -171,12 +175,6 @@ class LogRoutes:
                 folder = f"{topology.name}/{slot.name}"
                 found.extend(f"{folder}/{one.name}" for one in self._workers.list(folder) if not one.is_folder)
         return found
-
-    def _tree_has_workers(self) -> bool:
-        try:
-            return any(entry.name == "workers" and entry.is_folder for entry in self._tree.list())
-        except KeyNotFound:
-            return False  # nothing was logged yet
 
     def _whole(self, tree: LogTree, request: Request, parameter: str = "file") -> Response:
         name = _required(request, parameter)
