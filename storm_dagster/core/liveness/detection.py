@@ -100,7 +100,8 @@ def observe(
         )
     )
     placed = {worker.node for _, assignment, _ in _healed(view) for worker in assignment.workers}
-    signs = {node: seen.since for node, seen in memory.supervisors.items()} | (memory.last_signs or {})
+    signs = {node: seen.since for node, seen in memory.supervisors.items()}
+    signs.update(memory.last_signs or {})
     # A counter that was left out of a stored memory (``since`` 0) tells nothing.
     gone = {node: at for node, at in signs.items() if node in placed and node not in supervisors and at >= memory.since}
     round_ = _Round(view, memory, limits, boot_now, frozenset(silent), gone)

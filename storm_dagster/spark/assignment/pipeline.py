@@ -34,8 +34,7 @@ from storm_dagster.spark.assignment.schema import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.connect.group import GroupedData
+    from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 _MOST_PARTITIONS = 32
 _TASKS_OF_GROUP = 1_000
