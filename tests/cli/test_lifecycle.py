@@ -19,6 +19,7 @@ from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, InvalidTopo
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.chaos.workload import files_below
 from storm_rigs.processes import processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
@@ -79,7 +80,7 @@ def test_pages_and_pictures_show_the_topology(cluster: LocalCluster) -> None:
 def test_every_line_is_acked_and_no_task_fails(cluster: LocalCluster) -> None:
     def done() -> bool:
         finished = False
-        for path in cluster.home.glob("**/wc/lines/*.sqlite3"):
+        for path in files_below(cluster.home, "wc/lines/*.sqlite3"):
             state = TaskState(path)
             finished = state.get("total", 0) > 0 and state.get("done") == state.get("total")
             state.close()
@@ -126,7 +127,7 @@ def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
             continue
         assert not any(secret in line for secret in (SECRET, PASSWORD, token)), line
     assert cluster.home.stat().st_mode & 0o077 == 0
-    for path in cluster.home.rglob("*"):
+    for path in files_below(cluster.home, "*"):
         try:
             raw, mode = path.read_bytes() if path.is_file() else b"", path.stat().st_mode
         except FileNotFoundError:
@@ -135,7 +136,7 @@ def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
             assert mode & 0o077 == 0, path
         else:
             assert not any(secret.encode() in raw for secret in (SECRET, PASSWORD, token)), path
-    specs = list(cluster.home.glob("workers/*/SPEC.json"))
+    specs = list(files_below(cluster.home, "workers/*/SPEC.json"))
     assert specs and not any(SECRET in spec.read_text() for spec in specs), "user code never gets the secret"
     for verb in (["conf"], ["conf", "storm.secret"], ["status"], ["show", "wc"]):
         shown = str(cluster.cli(*verb))

@@ -25,6 +25,7 @@ from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.chaos.workload import files_below
 from storm_rigs.daemons import Daemons
 from storm_rigs.ensemble import ZooKeeperEnsemble
 from storm_rigs.fault_proxy import FaultProxy
@@ -57,7 +58,7 @@ class AvailabilityWorld:
     def acked(self) -> int:
         """Number of the steady topology's acked numbers."""
         found = 0
-        for path in self.daemons.home.glob("**/steady/numbers/*.sqlite3"):
+        for path in files_below(self.daemons.home, "steady/numbers/*.sqlite3"):
             state = TaskState(path)
             try:
                 found += int(state.get("acked", 0))
@@ -69,7 +70,7 @@ class AvailabilityWorld:
         """Worker records of the steady topology on the supervisors' disks."""
         pids = {pid for pid, _ in (self.workers or {}).values()}
         found = set()
-        for path in self.daemons.home.glob("workers/*/heartbeat*"):
+        for path in files_below(self.daemons.home, "workers/*/heartbeat*"):
             try:
                 beat = json.loads(path.read_text())
             except (OSError, ValueError):

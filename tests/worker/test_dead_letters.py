@@ -42,12 +42,17 @@ from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 PROGRAM = """
+import time
 from pystorm import Bolt
 
 class Use(Bolt):
     def process(self, tup):
         if tup.values[0] == 3:
             raise ValueError("three is too much")
+
+    def fail(self, tup):
+        super().fail(tup)
+        time.sleep(0.5)  # tuples still come while it ends
 
 Use().run()
 """
@@ -222,16 +227,26 @@ def run_until(harness: TopologyHarness, done: Callable[[Any], bool]) -> Any:
     raise AssertionError((result.dead_letters, Bug.seen, harness.errors))
 
 
+class Recorded(Numbers):
+    acked: ClassVar[list[Any]] = []
+    max_fails = 1
+
+    def ack(self, tup_id: Any) -> None:
+        super().ack(tup_id)
+        self.acked.append(tup_id)
+
+
 class WithProgram(Topology):
-    numbers = Numbers.spec()
+    numbers = Recorded.spec()
     use = ShellBolt.spec(command=sys.executable, script="use.py", inputs=[numbers])
 
 
-def test_a_program_says_why(tmp_path: Path) -> None:
+def test_a_program_says_why_and_what_it_had_read_after_that_is_not_blamed(tmp_path: Path) -> None:
     (tmp_path / "resources").mkdir()
     (tmp_path / "resources" / "use.py").write_text(PROGRAM)
     with TopologyHarness(WithProgram, archive=tmp_path, state_dir=tmp_path) as harness:
-        (letter,) = run_until(harness, lambda found: found.dead_letters).dead_letters
+        found = run_until(harness, lambda found: len(Recorded.acked) + len(found.dead_letters) == 6)
+    (letter,) = found.dead_letters
     assert letter["component"] == "use" and "three is too much" in letter["error"]
 
 

@@ -185,6 +185,7 @@ class ShellBoltRunner(ShellRunner):
         self._ids = itertools.count(1)
         self._next_heartbeat = 0.0
         self._finished = self._cost_ns = self._costs = 0
+        self._explained = False
 
     def waiting(self) -> int:
         """Number of tuples that the program has not been given: those in it cause no back pressure."""
@@ -298,11 +299,14 @@ class ShellBoltRunner(ShellRunner):
             self.ack(tup)
         else:
             self.fail(tup, self.reason_of(message.get("msg") or self.last_error))
+        self._explained = command == "fail" and self.last_error is not None
         self.last_error = None
 
     def drop_tuples(self, *, closing: bool = False) -> None:
-        """Fail the program's tuples, unless the task is ``closing``: one of them may have ended the program."""
-        reason = LOST if closing else self.reason_of("its program was replaced")
+        """Fail the program's tuples: one of them may have ended it, unless the task is ``closing`` or the last thing
+        that the program did was to fail a tuple with an error, as pystorm does before it exits."""
+        reason = LOST if closing or self._explained else self.reason_of("its program was replaced")
+        self._explained = False
         in_flight, self.in_flight = self.in_flight, {}
         for tup, _ in in_flight.values():
             self.fail(tup, reason)

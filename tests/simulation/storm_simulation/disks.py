@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -107,9 +106,8 @@ class MemoryBlobStore(LocalBlobStore):
     def has_content(self, sha256: str) -> bool:
         return sha256 in self._contents
 
-    @contextmanager
-    def open(self, key: str) -> Iterator[BinaryIO]:
-        yield self.open_with_meta(key)[1]
+    def open(self, key: str) -> BinaryIO:
+        return self.open_with_meta(key)[1]
 
     def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
         meta = self.meta(key)

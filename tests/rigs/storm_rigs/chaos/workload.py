@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
@@ -12,9 +13,16 @@ from storm_dagster.api.state import TaskState
 from storm_dagster.testing.cluster import LocalCluster
 
 
+def files_below(folder: Path, pattern: str) -> list[Path]:
+    """Files whose path ends as the pattern says. Processes may work in the folder: what disappears meanwhile is
+    not found, and is no error as for ``Path.glob``."""
+    paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
+    return [path for path in paths if path.match(pattern)]
+
+
 def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
     """Saved state of each task of the component on this machine, one after the other; closed behind the reader."""
-    for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
+    for path in files_below(cluster.home, f"{name}/{component}/*.sqlite3"):
         state = TaskState(path)
         try:
             yield state
