@@ -127,15 +127,11 @@ class WorkerSelector:
 
     def _inner(self, number: int, component: int, related: Sequence[int]) -> _Inner:
         worker = self.workers[number]
-        counts = worker.counts
-        near = sum(counts.get(other, 0) for other in related)
-        return (counts.get(component, 0), len(worker.positions), -near, number)
+        return (worker.counts.get(component, 0), len(worker.positions), -_near(worker.counts, related), number)
 
-    def _outer(self, node: str, inner: _Inner, component: int, related: Sequence[int]) -> Key:
-        around = self._counts[node]
-        near = sum(around.get(other, 0) for other in related)
+    def _outer(self, node: str, inner: _Inner, component: int, near: int) -> Key:
         same, total, minus_near, number = inner
-        return (same, around.get(component, 0), total, self._totals[node], minus_near, -near, number)
+        return (same, self._counts[node].get(component, 0), total, self._totals[node], minus_near, -near, number)
 
     def _add(self, number: int, position: int, component: int, why: int) -> bool:
         """Add an executor; whether the last worker that may exceed the share has just done so."""
@@ -150,8 +146,8 @@ class WorkerSelector:
         return self.remainder == 0
 
     def _key(self, number: int, component: int) -> Key:
-        related = self._trades_with(component)
-        return self._outer(self.workers[number].node, self._inner(number, component, related), component, related)
+        related, node = self._trades_with(component), self.workers[number].node
+        return self._outer(node, self._inner(number, component, related), component, _near(self._counts[node], related))
 
     def _trades_with(self, component: int) -> Sequence[int]:
         return () if component in self._system else self._related[component]
@@ -159,39 +155,52 @@ class WorkerSelector:
     def _place_run(self, positions: Iterable[int], component: int) -> None:
         """Put executors of one component, one after the other."""
         related = self._trades_with(component)
-        inner, outer = self._heaps(component, related)
+        to_itself = int(component in related)
+        inner, outer, near = self._heaps(component, related)
         for position in positions:
             best = outer[0]
             number = best[-1]
             node = self.workers[number].node
             mine = inner[node]
             rivals: list[Key] = outer[1:3]
-            rivals.extend(self._outer(node, key, component, related) for key in mine[1:3])
+            if len(mine) > 1:
+                rivals += [self._outer(node, key, component, near[node]) for key in mine[1:3]]
             swept = self._add(number, position, component, _difference(best, rivals))
             if swept:
-                inner, outer = self._heaps(component, related)
+                inner, outer, near = self._heaps(component, related)
                 continue
+            near[node] += to_itself
             if self._open(number):
-                heapq.heapreplace(mine, self._inner(number, component, related))
+                same, total, minus_near, _ = mine[0]
+                heapq.heapreplace(mine, (same + 1, total + 1, minus_near - to_itself, number))
             else:
                 heapq.heappop(mine)
             if mine:
-                heapq.heapreplace(outer, self._outer(node, mine[0], component, related))
+                heapq.heapreplace(outer, self._outer(node, mine[0], component, near[node]))
             else:
                 heapq.heappop(outer)
 
-    def _heaps(self, component: int, related: Sequence[int]) -> tuple[dict[str, list[_Inner]], list[Key]]:
-        """Heaps: the open workers of each supervisor, and the best worker of each supervisor."""
+    def _heaps(
+        self, component: int, related: Sequence[int]
+    ) -> tuple[dict[str, list[_Inner]], list[Key], dict[str, int]]:
+        """Heaps: the open workers of each supervisor, and the best worker of each supervisor; and what each supervisor
+        has of the related components, which only executors of a component that reads itself change meanwhile."""
         inner: dict[str, list[_Inner]] = {}
         outer: list[Key] = []
+        near = {node: _near(around, related) for node, around in self._counts.items()}
         for node, numbers in self._groups.items():
             keys = [self._inner(number, component, related) for number in numbers if self._open(number)]
             if keys:
                 heapq.heapify(keys)
                 inner[node] = keys
-                outer.append(self._outer(node, keys[0], component, related))
+                outer.append(self._outer(node, keys[0], component, near[node]))
         heapq.heapify(outer)
-        return inner, outer
+        return inner, outer, near
+
+
+def _near(counts: Mapping[int, int], related: Iterable[int]) -> int:
+    """Number of executors of the related components."""
+    return sum([counts.get(other, 0) for other in related])
 
 
 def _difference(best: Key, rivals: Sequence[Key]) -> int:

@@ -1,7 +1,7 @@
 """The Arrow groups of the assignment: what runs in Spark's Python workers.
 
 Requests and tasks are worked out per topology, in parallel, many small topologies in one group: a group costs about as
-much as the tasks of ten of them. Only the allocation of slots is not parallel, because every topology narrows the choice
+much as a thousand tasks. Only the allocation of slots is not parallel, because every topology narrows the choice
 of the next: one group for each cluster, which sees supervisors, slots and workers, never tasks.
 """
 
@@ -22,9 +22,9 @@ _NO_EXECUTORS = Executors([], [], None)
 _SLOT = ("node", "host", "port", "why", "role", "ref", "text")
 
 
-def request_slots(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
-    """Slot requests of some topologies from their executors and the rows about them."""
-    executors = read_executors(units)
+def request_slots(key: tuple[pa.Scalar, ...], runs: pa.Table, rows: pa.Table) -> pa.Table:
+    """Slot requests of some topologies from the runs of their executors and the rows about them."""
+    executors = read_executors(runs)
     requests: list[Row] = []
     for topology, facts in _by_topology(rows).items():
         text = next(row["text"] for row in facts if row["kind"] == "about")
@@ -88,9 +88,9 @@ def _slot(row: Row | None) -> tuple[str, int] | None:
     return (row["node"], row["port"]) if row is not None else None
 
 
-def assign_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
+def assign_tasks(key: tuple[pa.Scalar, ...], runs: pa.Table, rows: pa.Table) -> pa.Table:
     """Rows of all workers of some topologies, those that stay as they are included."""
-    executors, placed = read_executors(units), list[Row]()
+    executors, placed = read_executors(runs), list[Row]()
     for topology, facts in _by_topology(rows).items():
         for row in _assigned(executors.get(topology, _NO_EXECUTORS), facts):
             row.update(cluster=key[0].as_py(), topology=topology)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
 
 _MOST_PARTITIONS = 32
-_TASKS_OF_GROUP = 1_000
+_TASKS_OF_PARTITION = 50_000
+_TASKS_OF_GROUP = 10_000
 _TOPOLOGY = ("cluster", "topology")
 
 
@@ -73,13 +73,13 @@ def _read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[t
 
 
 def _partitions(batches: Sequence[PlacementBatch]) -> int:
-    """Number of partitions, at least two; one costs about as much as two hundred topologies."""
-    topologies = sum(len(batch.topologies) for batch in batches)
-    return max(2, min(_MOST_PARTITIONS, topologies // 250))
+    """Number of partitions, at least two."""
+    tasks = sum(len(topology.tasks) for batch in batches for topology in batch.topologies)
+    return max(2, min(_MOST_PARTITIONS, tasks // _TASKS_OF_PARTITION))
 
 
 def _together(batches: Sequence[PlacementBatch]) -> int:
-    """Number of topologies in one Arrow group: as many as have a thousand tasks."""
+    """Number of topologies in one Arrow group."""
     tasks = [len(topology.tasks) for batch in batches for topology in batch.topologies]
     return max(1, _TASKS_OF_GROUP * len(tasks) // max(1, sum(tasks)))
 
@@ -95,13 +95,12 @@ def _placed(session: SparkSession, frames: Frames, partitions: int, together: in
     runs = _frame(session, frames.runs)
     history = _frame(session, frames.history) if frames.history is not None else None
     topologies = topologies.withColumn("text", F.to_json("about", {"ignoreNullFields": "false"}))
-    executors = _executors(runs, ("size", "members") if frames.several else ())
     facts = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
     if history is None:
         requests = _plain_requests(topologies)
     else:
         with_history = _requests_with_history(
-            topologies.where("history"), executors.where("history").drop("history"), history, partitions, together
+            topologies.where("history"), runs.where("history").drop("history"), history, partitions, together
         )
         requests = _plain_requests(topologies.where(~F.col("history"))).unionByName(with_history)
         facts = facts.unionByName(history, allowMissingColumns=True)
@@ -113,7 +112,7 @@ def _placed(session: SparkSession, frames: Frames, partitions: int, together: in
     )
     facts = facts.unionByName(allocated, allowMissingColumns=True)
     return (
-        _grouped(executors.drop("history"), partitions, together)
+        _grouped(runs.drop("history"), partitions, together)
         .cogroup(_grouped(facts, partitions, together))
         .applyInArrow(assign_tasks, ddl(PLACED))
     )
@@ -122,13 +121,6 @@ def _placed(session: SparkSession, frames: Frames, partitions: int, together: in
 def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
     # Of an empty table Spark does not read the columns.
     return session.createDataFrame(table if table.num_rows else [], schema=from_arrow_schema(table.schema))
-
-
-def _executors(runs: DataFrame, more: Sequence[str]) -> DataFrame:
-    """One row for each executor, ``more`` columns only when some have several tasks."""
-    last = F.col("first") + (F.col("count") - 1) * F.col("size")
-    unit = F.explode(F.sequence(F.col("first"), last, F.col("size")))
-    return runs.select(*_TOPOLOGY, "history", "component", unit.alias("unit"), *more)
 
 
 def _plain_requests(topologies: DataFrame) -> DataFrame:
@@ -168,13 +160,13 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
 
 
 def _requests_with_history(
-    topologies: DataFrame, executors: DataFrame, history: DataFrame, partitions: int, together: int
+    topologies: DataFrame, runs: DataFrame, history: DataFrame, partitions: int, together: int
 ) -> DataFrame:
     """Slot requests of topologies with a history: in Arrow groups, in parallel."""
     about = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
     facts = about.unionByName(history, allowMissingColumns=True)
     return (
-        _grouped(executors, partitions, together)
+        _grouped(runs, partitions, together)
         .cogroup(_grouped(facts, partitions, together))
         .applyInArrow(request_slots, ddl(SLOT_REQUESTS))
     )
@@ -215,8 +207,6 @@ class Frames:
     runs: pa.Table
     history: pa.Table | None
     """``None`` when no topology has an assignment or user-defined workers."""
-    several: bool
-    """Whether some executor has several tasks."""
 
 
 Run = tuple[int, int, int, int, list[int] | None]
@@ -229,7 +219,6 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
     topologies: list[Sequence[Any]] = []
     runs: list[Sequence[Any]] = []
     history: list[Row] = []
-    several = False
     for cluster, batch in enumerate(batches):
         supervisors += [(cluster, node.id, node.host, node.ports, node.used) for node in batch.supervisors]
         for place, topology in enumerate(service_order(batch.topologies)):
@@ -238,7 +227,6 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
             past = [{**row, "cluster": cluster, "topology": place} for row in history_rows(topology, codes)]
             history += past
             runs += [(cluster, place, bool(past), *run) for run in mine]
-            several = several or any(run[3] > 1 for run in mine)
             counts = [0] * len(codes)
             for component, _, count, _, _ in mine:
                 counts[component] += count
@@ -248,7 +236,6 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
         _table(topologies, TOPOLOGIES),
         _table(runs, RUNS),
         pa.Table.from_pylist(history, schema=HISTORY) if history else None,
-        several,
     )
 
 
@@ -263,18 +250,13 @@ def executor_runs(topology: TopologyToPlace, codes: Codes) -> Iterator[Run]:
         irregular = list(tasks) if tasks[-1] - first + 1 != len(tasks) else None
         yield codes.setdefault(topology.tasks[first], len(codes)), first, 1, len(tasks), irregular
     grouped = {task for tasks in several.values() for task in tasks}
-    count = len(topology.tasks) - len(grouped)
-    if not count:
-        return
-    single = (item for item in topology.tasks.items() if item[0] not in grouped)
-    pairs = np.fromiter(
-        ((task, codes.setdefault(component, len(codes))) for task, component in single),
-        dtype=np.dtype((np.int64, 2)),
-        count=count,
-    )
-    pairs = pairs[np.argsort(pairs[:, 0])]
-    ids, owners = pairs[:, 0], pairs[:, 1]
-    starts = np.flatnonzero(np.r_[True, (np.diff(ids) != 1) | (np.diff(owners) != 0)])
-    lengths = np.diff(np.r_[starts, count])
-    for component, first, length in zip(owners[starts].tolist(), ids[starts].tolist(), lengths.tolist(), strict=True):
-        yield component, first, length, 1, None
+    first, count, owner = 0, 0, ""
+    for task, component in sorted(item for item in topology.tasks.items() if item[0] not in grouped):
+        if count and component == owner and task == first + count:
+            count += 1
+            continue
+        if count:
+            yield codes.setdefault(owner, len(codes)), first, count, 1, None
+        first, count, owner = task, 1, component
+    if count:
+        yield codes.setdefault(owner, len(codes)), first, count, 1, None

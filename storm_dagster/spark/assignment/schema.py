@@ -90,18 +90,22 @@ PLACED = pa.schema(
 """The rows of ``core.scheduling.steps.TopologyEvent.assign``."""
 
 
-def read_executors(rows: pa.Table) -> dict[int, Executors]:
-    """Topology -> its executors, from the rows of some topologies."""
-    # ``size`` and ``members`` are there when some executor of the job has several tasks.
-    names = [name for name in ("topology", "unit", "component", "size", "members") if name in rows.column_names]
-    columns = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+def read_executors(runs: pa.Table) -> dict[int, Executors]:
+    """Topology -> its executors, from the runs of some topologies."""
+    columns = (runs.column(name).to_pylist() for name in ("topology", "first", "component", "count", "size", "members"))
     found: dict[int, Executors] = {}
-    for topology, part in groupby(sorted(columns, key=itemgetter(0, 1)), itemgetter(0)):
-        _, units, components, *several = map(list, zip(*part, strict=True))
-        groups: list[Sequence[int]] | None = None
-        if several:
-            groups = [own or range(unit, unit + size) for unit, size, own in zip(units, *several, strict=True)]
-        found[topology] = Executors(units, components, groups)
+    for topology, part in groupby(sorted(zip(*columns, strict=True), key=itemgetter(0, 1)), itemgetter(0)):
+        units: list[int] = []
+        components: list[int] = []
+        groups: list[Sequence[int]] = []
+        several = False
+        for _, first, component, count, size, members in part:
+            mine = range(first, first + count * size, size)
+            units += mine
+            components += [component] * count
+            groups += [members] if members else (range(unit, unit + size) for unit in mine)
+            several = several or size > 1
+        found[topology] = Executors(units, components, groups if several else None)
     return found
 
 
