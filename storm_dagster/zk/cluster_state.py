@@ -32,10 +32,6 @@ def parent_of(path: str) -> str:
     return path.rstrip("/").rpartition("/")[0] or "/"
 
 
-def _versioned(stat: ZnodeStat) -> Versioned:
-    return Versioned(stat.version, stat.mzxid)
-
-
 def _check_size(path: str, data: bytes) -> None:
     if len(data) > MAX_NODE_BYTES:
         raise InvalidRequest(
@@ -122,7 +118,7 @@ class ZooKeeperClusterState(ClusterState):
         answers = None if watch else self._read_at_once(many, children=False)
         if answers is None:
             answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch, _CLOSED)
-        return [None if answer is None else (answer[0], _versioned(answer[1])) for answer in answers]
+        return [answer and (answer[0], Versioned(answer[1].version, answer[1].mzxid)) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
         watcher = self._watch(watch)

@@ -161,7 +161,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
 
     @property
     def session(self) -> ZkSession:
-        """The session below: leases, ping. ``InvalidRequest`` when the state has none."""
+        """The session below: leases, requests. ``InvalidRequest`` when the state has none."""
         found = getattr(self.state, "session", None)
         if not isinstance(found, ZkSession):
             raise InvalidRequest(f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself")

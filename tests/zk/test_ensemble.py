@@ -138,6 +138,5 @@ def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the
             eventually(lambda: not seen.exists("/worker"), 60, "the session's end", ignore=(Unavailable,))
             assert lease.lease_end() < boot_clock(), "nobody may run a task that another may open now"
         finally:
-            lease.stop()
             owner.close(1.0)
             watcher.close()
