@@ -20,6 +20,7 @@ from storm_dagster.operations.inimbus import notify_new_slots
 from storm_dagster.operations.steps import step
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.shards import put_ops, read_sharded
+from storm_dagster.zk.state_protocol import read_children
 
 T = TypeVar("T")
 
@@ -282,15 +283,11 @@ def announce(ctx: OperationsContext, transaction: Transaction, topology_id: str,
 
 def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
     """The pending actions, oldest first. One that cannot be read has an empty ``action``."""
-    state = ctx.cluster.state
-    # ZooKeeper's numbers have ten digits, so that names sort as they do.
-    names = sorted(state.find_children(paths.ACTIONS) or ())
     found = []
-    for name, stored in zip(names, state.get_many([f"{paths.ACTIONS}/{name}" for name in names]), strict=True):
-        if stored is None:
-            continue
+    # ZooKeeper's numbers have ten digits, so that names sort as they do.
+    for name, (raw, _) in read_children(ctx.cluster.state, paths.ACTIONS).items():
         try:
-            record = decode_record(_ActionRecord, stored[0], f"{paths.ACTIONS}/{name}")
+            record = decode_record(_ActionRecord, raw, f"{paths.ACTIONS}/{name}")
         except Corrupt:
             record = _ActionRecord(topology_id="", action="")
         found.append(PendingAction(name, record.topology_id, record.action))

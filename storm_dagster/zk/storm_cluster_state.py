@@ -313,11 +313,9 @@ class StormClusterState(WorkerNodes, TaskErrors):
             after = changed(before)
             if after == before:
                 return before
-            transaction, data = self._assigned(topology_id, assignment_version), encode_record(after)
+            transaction = self._assigned(topology_id, assignment_version)
             try:
-                (
-                    transaction.create(path, data) if found is None else transaction.set(path, data, found[1].version)
-                ).commit()
+                transaction.put(path, encode_record(after), None if found is None else found[1].version).commit()
             except Conflict as error:
                 # Another worker wrote it, unless the topology is gone.
                 if error.path != path or not self.state.exists(paths.topology(topology_id)):
