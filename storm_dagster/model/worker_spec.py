@@ -7,6 +7,7 @@ task list: which tasks to run is read from ZooKeeper, so that a restarted worker
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,9 @@ def worker_processes() -> Iterator[tuple[Process, Path]]:
     import psutil
 
     for process in processes():
-        try:
+        with suppress(psutil.Error, ValueError, IndexError):
             line = psutil.Process(process.pid).cmdline()
             yield process, Path(line[line.index(WORKER_MODULE) + 1])
-        except (psutil.Error, ValueError, IndexError):
-            continue
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ again and tries again, until the assignment wait ends. Large assignments are wri
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -297,7 +298,5 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
     """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the next one repeats it."""
     transaction = ctx.cluster.fenced(ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
-    try:
+    with suppress(Conflict):
         transaction.commit()
-    except Conflict:
-        return
