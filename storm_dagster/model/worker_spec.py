@@ -61,16 +61,6 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
         """The unpacked archive: first entry of the worker's ``PYTHONPATH``."""
         return Path(self.code_dir, "code")
 
-    @property
-    def conf_path(self) -> Path:
-        """The topology's normalized conf (JSON)."""
-        return Path(self.code_dir, "stormconf.ser")
-
-    @property
-    def topology_path(self) -> Path:
-        """The normalized topology (JSON)."""
-        return Path(self.code_dir, "stormcode.ser")
-
     def write(self, path: Path) -> None:
         """Replace ``path`` atomically, readable by the owner only (it holds the token)."""
         write_atomically(path, self.model_dump_json(indent=1), mode=0o600)
