@@ -199,7 +199,8 @@ class ClusterLink:
         version, record = cluster.assignment_changes(self._on_assignments)
         changed = None if self._version is None else changes_since(record, version, self._version)
         if changed is None:
-            changed = dict.fromkeys([*cluster.assignment_ids(), *self._assignments])
+            ids = cluster.state.find_children(paths.ASSIGNMENTS) or ()
+            changed = dict.fromkeys([*ids, *self._assignments])
         self._changed.update(
             topology_id
             for topology_id, nodes in changed.items()

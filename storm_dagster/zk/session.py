@@ -146,11 +146,6 @@ class ZkSession:
         """Id of the session as ``ephemeralOwner`` shows it; kept while suspended, 0 once it is lost."""
         return self._connection.lease.session_id
 
-    @property
-    def negotiated_timeout_ms(self) -> int:
-        """Session timeout that the server granted; 0 without a session."""
-        return self._connection.lease.negotiated_ms
-
     def lease(self) -> SessionLease:
         """Session id, newest answer and timeout, read at one moment."""
         return self._connection.lease
@@ -255,7 +250,7 @@ class ZkSession:
     def _reply_seconds(self) -> float:
         # kazoo drops a silent connection after two thirds of the session timeout, which fails what is
         # pending; this is the limit beyond which even that must have happened.
-        return max(self._session_timeout_ms, self.negotiated_timeout_ms) / 1000.0 + 1.0
+        return max(self._session_timeout_ms, self._connection.lease.negotiated_ms) / 1000.0 + 1.0
 
     def call(self, begin: Callable[[KazooClient], Any], what: str, *, read: bool = False) -> Any:
         """The result of one request that ``begin`` starts (a kazoo ``*_async`` method).

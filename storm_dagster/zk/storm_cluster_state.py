@@ -247,10 +247,6 @@ class StormClusterState(WorkerNodes, TaskErrors):
         found = self._record(records.EpochRecord, paths.EPOCH)
         return None if found is None else (found[1].version, found[0])
 
-    def assignment_ids(self) -> list[str]:
-        """Ids of the topologies below ``/assignments``, sorted."""
-        return self.state.find_children(paths.ASSIGNMENTS) or []
-
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
         """Version and data of ``/assignments``: every change of an assignment raises it. See ``append_change`` of operations."""
         found = self.state.get_data_with_version(paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake))

@@ -74,10 +74,10 @@ def test_a_malformed_root_is_refused(root: str) -> None:
 
 def test_negotiated_timeout_and_ids(zk_connect: Connect) -> None:
     session = zk_connect(session_timeout_ms=4000)
-    assert session.negotiated_timeout_ms == 4000
+    assert session.lease().negotiated_ms == 4000
     assert session.session_id != 0
     # Two ticks are the least that the server grants.
-    assert zk_connect(session_timeout_ms=100).negotiated_timeout_ms == 1000
+    assert zk_connect(session_timeout_ms=100).lease().negotiated_ms == 1000
 
 
 def test_lease_follows_answered_requests(zk_connect: Connect) -> None:
