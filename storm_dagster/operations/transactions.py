@@ -100,8 +100,7 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
     adding nodes.
     """
     removed = 0
-    error: Conflict | None = None
-    for _ in range(10):
+    for attempts_left in range(9, -1, -1):
         nodes = _subtree(ctx, path)
         try:
             for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
@@ -113,12 +112,10 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
                 removed += len(part)
             return removed
         except Conflict as lost:
-            if not lost_race(lost):
+            if not lost_race(lost) or not attempts_left:
                 raise
-            error = lost
             ctx.sleep(_FIRST_PAUSE_SECS * (0.5 + ctx.jitter()))
-    assert error is not None
-    raise error
+    raise AssertionError("unreachable")
 
 
 def _subtree(ctx: OperationsContext, path: str) -> list[str]:

@@ -260,11 +260,9 @@ class ZooKeeperClusterState(ClusterState):
             except Conflict as error:
                 if error.path != path:
                     raise
-            try:
+            with contextlib.suppress(NodeExistsError):
                 self._create_with_parents(path, data)
                 return 0
-            except NodeExistsError:
-                continue
         raise conflict(f"{path} appears and vanishes all the time: try again", path)
 
     def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
@@ -288,7 +286,7 @@ class ZooKeeperClusterState(ClusterState):
         for _ in range(_ATTEMPTS):
             mine = self.session.session_id
             stat = self._stat(path)
-            try:
+            with contextlib.suppress(NodeExistsError, Conflict):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)
                 elif mine and stat.ephemeralOwner == mine:
@@ -298,8 +296,6 @@ class ZooKeeperClusterState(ClusterState):
                 else:
                     self.transaction().delete(path, stat.version).create(path, data, ephemeral=True).commit()
                 return
-            except (NodeExistsError, Conflict):
-                continue
         raise conflict(f"{path} cannot be made an ephemeral node: it has children, or others write it", path)
 
     def claim_ephemeral_node(self, path: str, data: bytes) -> bool:

@@ -191,9 +191,7 @@ def create_cluster_root(state: ClusterState, cluster_id: str) -> None:
             if not state.exists(path):
                 transaction.create(path)
         transaction.create(paths.CLUSTER_ID, cluster_id.encode())
-        try:
+        with suppress(Conflict):
             transaction.commit()
-        except Conflict:
-            continue
-        return
+            return
     raise Conflict(f"others create {_place(state)} at the same time: try again")

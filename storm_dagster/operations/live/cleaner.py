@@ -6,6 +6,7 @@ grace time, and the lists of nodes and blobs were read before the lists of token
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
@@ -186,16 +187,13 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
 def _versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
     """The versions in use, of the topologies that have blobs of more than their first one."""
     found: dict[str, frozenset[str]] = {}
-    for topology_id in {id_of_blob_key(key) for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)}:
-        try:
-            assignment = ctx.cluster.assignment_info(topology_id) if topology_id else None
-            upgrade = ctx.cluster.read_upgrade(topology_id) if topology_id else None
-        except Corrupt:
-            continue  # Nothing is decided about what cannot be read.
-        if topology_id is None or assignment is None or upgrade is None:
-            continue
-        named = {assignment.code_dir, upgrade.record.code_dir if upgrade.record else ""}
-        found[topology_id] = frozenset(named)
+    ids = {id_of_blob_key(key) or "" for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)}
+    for topology_id in ids:
+        with suppress(Corrupt):  # Nothing is decided about what cannot be read.
+            assignment = ctx.cluster.assignment_info(topology_id)
+            upgrade = ctx.cluster.read_upgrade(topology_id).record
+            if assignment is not None:
+                found[topology_id] = frozenset((assignment.code_dir, upgrade.code_dir if upgrade else ""))
     return found
 
 
