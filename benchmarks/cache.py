@@ -104,8 +104,8 @@ def report(*, quick: bool = False) -> Iterator[tuple[str, str, str]]:
     ):
         session = ZkSession(server.address, root="/bench", session_timeout_ms=20_000)
         try:
-            create_cluster_root(session, "bench")
             plain = ZooKeeperClusterState(session)
+            create_cluster_root(plain, "bench")
             for number in range(TOPOLOGIES):
                 for path, record in _records(number).items():
                     plain.create_node(path, encode_record(record))

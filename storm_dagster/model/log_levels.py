@@ -33,10 +33,8 @@ def check_level(name: object) -> LevelName:
 
 def level_name(number: int) -> LevelName:
     """The name of a number, or of the next one above it."""
-    for name, value in LEVELS.items():
-        if value >= number:
-            return name
-    return "OFF"
+    found: list[LevelName] = [name for name, value in LEVELS.items() if value >= number]
+    return found[0] if found else "OFF"
 
 
 def level_in_force(kept: KeptLevel, now_ms: int) -> LevelChange | None:

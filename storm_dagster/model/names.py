@@ -20,9 +20,11 @@ _TOPOLOGY_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12
 _LIKE_AN_ID = re.compile(r".*-[0-9]{1,12}-[0-9]{9,12}")
 """Names that could be ids; ``sales-2026-11`` is none, since no clock is in the year 1970."""
 # A topology id ends in its seconds, so that what follows a last dot can only be a version of its code.
-_CODE_DIR = re.compile(rf"(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?")
+_CODE_BLOB = re.compile(
+    rf"(?P<code_dir>(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?)"
+    r"-(stormjar\.jar|stormconf\.ser|stormcode\.ser|placement\.json)"
+)
 _BLOB_KEY = re.compile(r"[\w \t.:\-]{1,255}", re.ASCII)
-_BLOB_SUFFIXES = ("-stormjar.jar", "-stormconf.ser", "-stormcode.ser", "-placement.json")
 
 
 def check_topology_name(name: object) -> str:
@@ -135,16 +137,13 @@ def code_keys(code_dir: str) -> tuple[str, str, str]:
 
 def code_dir_of_blob_key(key: str) -> str | None:
     """Code (``<topology id>`` or ``<topology id>.<number>``) that a blob is part of, ``None`` for other blobs."""
-    for suffix in _BLOB_SUFFIXES:
-        if key.endswith(suffix) and _CODE_DIR.fullmatch(key[: -len(suffix)]):
-            return key[: -len(suffix)]
-    return None
+    match = _CODE_BLOB.fullmatch(key)
+    return match["code_dir"] if match else None
 
 
 def id_of_blob_key(key: str) -> str | None:
     """The topology id that a blob belongs to, or ``None`` for a blob of another kind."""
-    code_dir = code_dir_of_blob_key(key)
-    match = _CODE_DIR.fullmatch(code_dir) if code_dir is not None else None
+    match = _CODE_BLOB.fullmatch(key)
     return match["id"] if match else None
 
 

@@ -44,8 +44,8 @@ FIRST_LEVEL = tuple(
 """The persistent first-level nodes, created together with the root."""
 
 
-def _child_of(parent: str) -> Callable[[str], str]:
-    return lambda name: f"{parent}/{name}"
+def _child_of(parent: str, below: str = "") -> Callable[[str], str]:
+    return lambda name: f"{parent}/{name}{below}"
 
 
 supervisor = _child_of(SUPERVISORS)
@@ -104,16 +104,10 @@ def gray_upgrade(topology_id: str, part: str | None = None) -> str:
     return f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
 
 
-def log_levels(topology_id: str) -> str:
-    """Levels of loggers that were changed while it runs; below its base, with which it goes."""
-    return f"{TOPOLOGY}/{topology_id}/log_levels"
-
-
-def state_home(topology_id: str) -> str:
-    """Where the state of its tasks lies; below its base, with which it goes."""
-    return f"{TOPOLOGY}/{topology_id}/state"
-
-
+log_levels = _child_of(TOPOLOGY, "/log_levels")
+"""Levels of loggers that were changed while the topology runs; below its base, with which it goes."""
+state_home = _child_of(TOPOLOGY, "/state")
+"""Where the state of the topology's tasks lies; below its base, with which it goes."""
 token = _child_of(TOKENS)
 """The topology id that a client token was given at its first use."""
 spark_session = _child_of(SPARK_SESSIONS)

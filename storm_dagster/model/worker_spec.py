@@ -7,6 +7,7 @@ task list: which tasks to run is read from ZooKeeper, so that a restarted worker
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +61,6 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
         """The unpacked archive: first entry of the worker's ``PYTHONPATH``."""
         return Path(self.code_dir, "code")
 
-    @property
-    def conf_path(self) -> Path:
-        """The topology's normalized conf (JSON)."""
-        return Path(self.code_dir, "stormconf.ser")
-
-    @property
-    def topology_path(self) -> Path:
-        """The normalized topology (JSON)."""
-        return Path(self.code_dir, "stormcode.ser")
-
     def write(self, path: Path) -> None:
         """Replace ``path`` atomically, readable by the owner only (it holds the token)."""
         write_atomically(path, self.model_dump_json(indent=1), mode=0o600)
@@ -113,11 +104,9 @@ def worker_processes() -> Iterator[tuple[Process, Path]]:
     import psutil
 
     for process in processes():
-        try:
+        with suppress(psutil.Error, ValueError, IndexError):
             line = psutil.Process(process.pid).cmdline()
             yield process, Path(line[line.index(WORKER_MODULE) + 1])
-        except (psutil.Error, ValueError, IndexError):
-            continue
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:

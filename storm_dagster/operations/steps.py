@@ -16,18 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storm_dagster.operations.context import OperationsContext
 
 _declared: dict[str, Operation] = {}
-
-
-class Observed(Protocol):
-    """Interface of the operations' context: the observer of steps."""
-
-    @property
-    def checkpoint(self) -> Callable[[str], None]:
-        """Called with ``before.<step>`` and ``after.<step>``."""
-        ...
 
 
 def no_observer(point: str) -> None:
@@ -71,7 +65,7 @@ def all_operations() -> Mapping[str, Operation]:
     return MappingProxyType(dict(sorted(_declared.items())))
 
 
-def step(ctx: Observed, name: str) -> AbstractContextManager[None]:
+def step(ctx: OperationsContext, name: str) -> AbstractContextManager[None]:
     """Mark the block as one step; the observer is called before, and after when it did not fail."""
     observer = ctx.checkpoint
     return _NOTHING if observer is no_observer else _observed(observer, name)

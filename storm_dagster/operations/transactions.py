@@ -6,6 +6,7 @@ again and tries again, until the assignment wait ends. Large assignments are wri
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -20,6 +21,7 @@ from storm_dagster.operations.inimbus import notify_new_slots
 from storm_dagster.operations.steps import step
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.shards import put_ops, read_sharded
+from storm_dagster.zk.state_protocol import read_children
 
 T = TypeVar("T")
 
@@ -98,8 +100,7 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
     adding nodes.
     """
     removed = 0
-    error: Conflict | None = None
-    for _ in range(10):
+    for attempts_left in range(9, -1, -1):
         nodes = _subtree(ctx, path)
         try:
             for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
@@ -111,12 +112,10 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
                 removed += len(part)
             return removed
         except Conflict as lost:
-            if not lost_race(lost):
+            if not lost_race(lost) or not attempts_left:
                 raise
-            error = lost
             ctx.sleep(_FIRST_PAUSE_SECS * (0.5 + ctx.jitter()))
-    assert error is not None
-    raise error
+    raise AssertionError("unreachable")
 
 
 def _subtree(ctx: OperationsContext, path: str) -> list[str]:
@@ -282,15 +281,11 @@ def announce(ctx: OperationsContext, transaction: Transaction, topology_id: str,
 
 def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
     """The pending actions, oldest first. One that cannot be read has an empty ``action``."""
-    state = ctx.cluster.state
-    # ZooKeeper's numbers have ten digits, so that names sort as they do.
-    names = sorted(state.find_children(paths.ACTIONS) or ())
     found = []
-    for name, stored in zip(names, state.get_many([f"{paths.ACTIONS}/{name}" for name in names]), strict=True):
-        if stored is None:
-            continue
+    # ZooKeeper's numbers have ten digits, so that names sort as they do.
+    for name, (raw, _) in read_children(ctx.cluster.state, paths.ACTIONS).items():
         try:
-            record = decode_record(_ActionRecord, stored[0], f"{paths.ACTIONS}/{name}")
+            record = decode_record(_ActionRecord, raw, f"{paths.ACTIONS}/{name}")
         except Corrupt:
             record = _ActionRecord(topology_id="", action="")
         found.append(PendingAction(name, record.topology_id, record.action))
@@ -300,7 +295,5 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
     """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the next one repeats it."""
     transaction = ctx.cluster.fenced(ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
-    try:
+    with suppress(Conflict):
         transaction.commit()
-    except Conflict:
-        return

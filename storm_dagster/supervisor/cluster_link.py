@@ -22,6 +22,7 @@ from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.records import Assignment, SupervisorInfo, decode_record
 from storm_dagster.operations.transactions import changes_since
 from storm_dagster.supervisor.upgrades import Upgrades
+from storm_dagster.zk.state_protocol import read_children
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
@@ -198,7 +199,8 @@ class ClusterLink:
         version, record = cluster.assignment_changes(self._on_assignments)
         changed = None if self._version is None else changes_since(record, version, self._version)
         if changed is None:
-            changed = dict.fromkeys([*cluster.assignment_ids(), *self._assignments])
+            ids = cluster.state.find_children(paths.ASSIGNMENTS) or ()
+            changed = dict.fromkeys([*ids, *self._assignments])
         self._changed.update(
             topology_id
             for topology_id, nodes in changed.items()
@@ -332,10 +334,9 @@ def _read_urls(cluster: StormClusterState) -> tuple[str, ...]:
     epoch = cluster.epoch()
     if epoch is not None:
         urls.append(epoch[1].http)
-    names = cluster.state.find_children(paths.NIMBUS_SLAVE_DETAIL) or []
-    for found in cluster.state.get_many([f"{paths.NIMBUS_SLAVE_DETAIL}/{name}" for name in names]):
+    for raw, _ in read_children(cluster.state, paths.NIMBUS_SLAVE_DETAIL).values():
         try:
-            detail: Any = json.loads(found[0]) if found is not None else None
+            detail: Any = json.loads(raw)
         except ValueError:
             continue
         if isinstance(detail, Mapping) and isinstance(detail.get("http"), str):

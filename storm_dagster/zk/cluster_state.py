@@ -32,10 +32,6 @@ def parent_of(path: str) -> str:
     return path.rstrip("/").rpartition("/")[0] or "/"
 
 
-def _versioned(stat: ZnodeStat) -> Versioned:
-    return Versioned(stat.version, stat.mzxid)
-
-
 def _check_size(path: str, data: bytes) -> None:
     if len(data) > MAX_NODE_BYTES:
         raise InvalidRequest(
@@ -122,7 +118,7 @@ class ZooKeeperClusterState(ClusterState):
         answers = None if watch else self._read_at_once(many, children=False)
         if answers is None:
             answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch, _CLOSED)
-        return [None if answer is None else (answer[0], _versioned(answer[1])) for answer in answers]
+        return [answer and (answer[0], Versioned(answer[1].version, answer[1].mzxid)) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
         watcher = self._watch(watch)
@@ -264,11 +260,9 @@ class ZooKeeperClusterState(ClusterState):
             except Conflict as error:
                 if error.path != path:
                     raise
-            try:
+            with contextlib.suppress(NodeExistsError):
                 self._create_with_parents(path, data)
                 return 0
-            except NodeExistsError:
-                continue
         raise conflict(f"{path} appears and vanishes all the time: try again", path)
 
     def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
@@ -292,7 +286,7 @@ class ZooKeeperClusterState(ClusterState):
         for _ in range(_ATTEMPTS):
             mine = self.session.session_id
             stat = self._stat(path)
-            try:
+            with contextlib.suppress(NodeExistsError, Conflict):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)
                 elif mine and stat.ephemeralOwner == mine:
@@ -302,8 +296,6 @@ class ZooKeeperClusterState(ClusterState):
                 else:
                     self.transaction().delete(path, stat.version).create(path, data, ephemeral=True).commit()
                 return
-            except (NodeExistsError, Conflict):
-                continue
         raise conflict(f"{path} cannot be made an ephemeral node: it has children, or others write it", path)
 
     def claim_ephemeral_node(self, path: str, data: bytes) -> bool:

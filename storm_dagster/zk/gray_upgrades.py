@@ -12,7 +12,7 @@ from storm_dagster.core.upgrade.machine import Move, Pick
 from storm_dagster.model import paths
 from storm_dagster.model.records import GrayUpgrade, GrayWorker, decode_record, encode_record
 from storm_dagster.model.view import UpgradeState
-from storm_dagster.zk.state_protocol import ClusterState
+from storm_dagster.zk.state_protocol import ClusterState, read_children
 from storm_dagster.zk.transaction import Transaction, conflict
 
 UPGRADING = "upgrading_workers"
@@ -42,12 +42,9 @@ def upgrades_under_way(state: ClusterState) -> list[str]:
 
 def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, GrayWorker]:
     parent = paths.gray_upgrade(topology_id, part)
-    names = state.find_children(parent) or []
-    nodes = state.get_many([f"{parent}/{name}" for name in names])
     return {
-        name: decode_record(GrayWorker, node[0], f"{parent}/{name}") if node[0] else GrayWorker()
-        for name, node in zip(names, nodes, strict=True)
-        if node is not None
+        name: decode_record(GrayWorker, raw, f"{parent}/{name}") if raw else GrayWorker()
+        for name, (raw, _) in read_children(state, parent).items()
     }
 
 
@@ -75,10 +72,8 @@ def put_record_ops(
     transaction.set(paths.gray_upgrade(topology_id), b"", state.at)
     if record is None:
         return transaction.delete(path)
-    if state.record is None:
-        return transaction.create(path, encode_record(record))
     # The lock above decides who writes: any version.
-    return transaction.set(path, encode_record(record), -1)
+    return transaction.put(path, encode_record(record), None if state.record is None else -1)
 
 
 def write_pick(

@@ -14,6 +14,7 @@ from typing import Any
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced
 from storm_dagster.model.records import EpochRecord, encode_record
+from storm_dagster.zk.state_protocol import read_children
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
 
@@ -144,14 +145,10 @@ class LeadershipSession:
     def followers(self, wake: Wake | None = None) -> dict[str, dict[str, Any]]:
         """Address -> detail of every registered nimbus. ``wake`` is called when one comes or goes."""
         folder = paths.NIMBUS_SLAVE_DETAIL
-        addresses = self._state.find_children(folder, self._cluster.watch(folder, wake)) or []
         details: dict[str, dict[str, Any]] = {}
-        found = self._state.get_many([f"{folder}/{address}" for address in addresses])
-        for address, node in zip(addresses, found, strict=True):
-            if node is None:
-                continue
+        for address, (raw, _) in read_children(self._state, folder, self._cluster.watch(folder, wake)).items():
             try:
-                detail = json.loads(node[0])
+                detail = json.loads(raw)
             except (ValueError, RecursionError):
                 detail = None
             if not isinstance(detail, dict):

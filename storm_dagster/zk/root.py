@@ -7,6 +7,7 @@ a wrong ensemble or wiped state, and never that there is nothing to run. Only an
 import re
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
@@ -27,12 +28,10 @@ def create_root_node(session: ZkSession) -> None:
     parts = [part for part in session.root.split("/") if part]
     for depth in range(1, len(parts) + 1):
         node = "/" + "/".join(parts[:depth])
-        try:
+        with suppress(NodeExistsError):
             session.call(
                 lambda client, node=node: client.create_async(node, b"", session.acl("/")), f"the creation of {node}"
             )
-        except NodeExistsError:
-            continue
 
 
 def refuse_open_root(session: ZkSession) -> None:
@@ -125,10 +124,6 @@ def close_top(session: ZkSession) -> None:
     session.call(lambda client: client.set_acls_async("/", acl), "the ACL of /")
 
 
-def _state_of(of: ZkSession | ClusterState) -> ClusterState:
-    return ZooKeeperClusterState(of) if isinstance(of, ZkSession) else of
-
-
 def _place(state: ClusterState) -> str:
     session = getattr(state, "session", None)
     if isinstance(session, ZkSession):
@@ -136,9 +131,8 @@ def _place(state: ClusterState) -> str:
     return "the cluster state"
 
 
-def find_cluster_id(of: ZkSession | ClusterState) -> str | None:
+def find_cluster_id(state: ClusterState) -> str | None:
     """The cluster id below the root; ``None`` without the root or without an id in it."""
-    state = _state_of(of)
     raw = state.get_data(paths.CLUSTER_ID)
     if raw is None:
         return None
@@ -151,14 +145,14 @@ def find_cluster_id(of: ZkSession | ClusterState) -> str | None:
     return found
 
 
-def check_cluster_id(of: ZkSession | ClusterState, expected: str | None = None) -> str:
+def check_cluster_id(state: ClusterState, expected: str | None = None) -> str:
     """The cluster id of the root, which must be ``expected`` when that is given.
 
     Raises ``Unavailable`` when the root is absent or has no id, ``Conflict`` when the id is another one.
     Nothing is created or changed.
     """
-    found = find_cluster_id(of)
-    where = _place(_state_of(of))
+    found = find_cluster_id(state)
+    where = _place(state)
     if found is None:
         raise Unavailable(
             f"{where} holds no cluster: nothing was created or removed; check storm.zookeeper.root and "
@@ -172,7 +166,7 @@ def check_cluster_id(of: ZkSession | ClusterState, expected: str | None = None) 
     return found
 
 
-def create_cluster_root(of: ZkSession | ClusterState, cluster_id: str) -> None:
+def create_cluster_root(state: ClusterState, cluster_id: str) -> None:
     """Create the root, its first-level nodes and ``/cluster_id``; creating the same cluster again is no error.
 
     The first-level nodes and the id are made in one transaction, so that a root either has an id and all
@@ -182,7 +176,6 @@ def create_cluster_root(of: ZkSession | ClusterState, cluster_id: str) -> None:
         raise InvalidRequest(
             f"cluster id {cluster_id!r:.80} may hold 1 to 100 letters, digits and any of ._-: choose another"
         )
-    state = _state_of(of)
     session = getattr(state, "session", None)
     if isinstance(session, ZkSession):
         create_root_node(session)
@@ -198,9 +191,7 @@ def create_cluster_root(of: ZkSession | ClusterState, cluster_id: str) -> None:
             if not state.exists(path):
                 transaction.create(path)
         transaction.create(paths.CLUSTER_ID, cluster_id.encode())
-        try:
+        with suppress(Conflict):
             transaction.commit()
-        except Conflict:
-            continue
-        return
+            return
     raise Conflict(f"others create {_place(state)} at the same time: try again")

@@ -8,6 +8,7 @@ an observer no more than one full timeout.
 import hashlib
 import logging
 import re
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -78,11 +79,9 @@ def encode_memory(memory: object) -> bytes:
 
 def decode_memory(kind: type[M], raw: bytes | str | None) -> M:
     """The memory of :func:`encode_memory`; anything else is an empty memory, which only grants time."""
-    try:
+    with suppress(msgspec.MsgspecError, UnicodeError):
         found = msgspec.json.decode(raw or b"", type=kind)
         # A part that is absent must not pass for one that was seen: the document has every field, and no other.
         if msgspec.json.decode(encode_memory(found)) == msgspec.json.decode(raw or b""):
             return found
-    except (msgspec.MsgspecError, UnicodeError):
-        pass
     return kind()

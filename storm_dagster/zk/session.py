@@ -146,11 +146,6 @@ class ZkSession:
         """Id of the session as ``ephemeralOwner`` shows it; kept while suspended, 0 once it is lost."""
         return self._connection.lease.session_id
 
-    @property
-    def negotiated_timeout_ms(self) -> int:
-        """Session timeout that the server granted; 0 without a session."""
-        return self._connection.lease.negotiated_ms
-
     def lease(self) -> SessionLease:
         """Session id, newest answer and timeout, read at one moment."""
         return self._connection.lease
@@ -234,11 +229,6 @@ class ZkSession:
         if self.closed:
             raise Unavailable("the ZooKeeper session is closed: open a new one")
 
-    def _await_connected(self) -> None:
-        if not self._up.is_set() and not self._up.wait(max(1, self._retries) * self._interval):
-            self._guard()
-            raise Unavailable(f"the connection to ZooKeeper at {self.hosts} is down: it is being restored, try again")
-
     def _translated(self, error: BaseException, what: str) -> StormDagsterError | None:
         if isinstance(error, _LOST):
             return Unavailable(
@@ -260,7 +250,7 @@ class ZkSession:
     def _reply_seconds(self) -> float:
         # kazoo drops a silent connection after two thirds of the session timeout, which fails what is
         # pending; this is the limit beyond which even that must have happened.
-        return max(self._session_timeout_ms, self.negotiated_timeout_ms) / 1000.0 + 1.0
+        return max(self._session_timeout_ms, self._connection.lease.negotiated_ms) / 1000.0 + 1.0
 
     def call(self, begin: Callable[[KazooClient], Any], what: str, *, read: bool = False) -> Any:
         """The result of one request that ``begin`` starts (a kazoo ``*_async`` method).
@@ -273,7 +263,11 @@ class ZkSession:
     def _attempt(self, ask: Callable[[], T], what: str, *, read: bool) -> T:
         for retries_left in range(self._retries if read else 0, -1, -1):
             self._guard()
-            self._await_connected()
+            if not self._up.is_set() and not self._up.wait(max(1, self._retries) * self._interval):
+                self._guard()
+                raise Unavailable(
+                    f"the connection to ZooKeeper at {self.hosts} is down: it is being restored, try again"
+                )
             try:
                 return ask()
             except Exception as error:
@@ -316,10 +310,6 @@ class ZkSession:
             part = fulls[start : start + _AT_ONCE]
             results += self.call(lambda client, part=part: multi_read_async(client, part, children), what, read=True)
         return results
-
-    def ping(self) -> None:
-        """One real round trip, so that :meth:`lease_end` is fresh; ``Unavailable`` when it fails."""
-        self.call(lambda client: client.exists_async(self.root or "/"), "a ping")
 
     # -- ending -----------------------------------------------------------------------------------------
 
@@ -386,16 +376,11 @@ class QuorumLease:
         self._session = session
         # Session id, and the boot clock at which the leader had not heard of it for the last time.
         self._proven: tuple[int, float] = (0, 0.0)
-        self._stop = threading.Event()
 
     def start(self) -> "QuorumLease":
         """Start the thread that renews the lease."""
         threading.Thread(target=self._run, name="zookeeper-lease", daemon=True).start()
         return self
-
-    def stop(self) -> None:
-        """Stop the renewal: the lease ends by itself."""
-        self._stop.set()
 
     def lease_end(self, session_id: int | None = None) -> float:
         """As :meth:`ZkSession.lease_end`, by responses of the leader only."""
@@ -407,18 +392,19 @@ class QuorumLease:
         return newest + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
 
     def _run(self) -> None:
-        while not self._stop.is_set() and not self._session.closed:
+        while not self._session.closed:
             try:
                 self._chain()
             except StormDagsterError as error:
                 _log.debug("the session cannot be proven alive now: %s", error)
-                self._stop.wait(0.1)
+                time.sleep(0.1)
 
     def _chain(self) -> None:
         """Chains of syncs, the last of one being the first of the next, while the session is connected."""
         at = self._session.lease()
         first = self._sync()
-        while not self._stop.wait(at.negotiated_ms / 4000.0):
+        while True:
+            time.sleep(at.negotiated_ms / 4000.0)
             self._sync()
             last = self._sync()
             now = self._session.lease()

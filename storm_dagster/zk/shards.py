@@ -66,10 +66,7 @@ def put_ops(state: ClusterState, transaction: Transaction, path: str, raw: bytes
             found = state.get_data_with_version(path)
             if found is not None and not found[0]:
                 base, former = found[1], state.find_children(path)
-    if base is None:
-        transaction.create(path, data)
-    else:
-        transaction.set(path, data, base.version)
+    transaction.put(path, data, None if base is None else base.version)
     for name in former or ():
         transaction.delete(f"{path}/{name}")
 

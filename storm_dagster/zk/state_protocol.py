@@ -12,6 +12,13 @@ DATA_CHANGED = "data-changed"
 CHILDREN_CHANGED = "children-changed"
 
 
+def read_children(state: "ClusterState", folder: str, watch: bool = False) -> dict[str, tuple[bytes, Versioned]]:
+    """Name -> data and version of every child, by name; one that goes meanwhile is left out. ``watch``: that list."""
+    names = state.find_children(folder, watch) or []
+    found = state.get_many([f"{folder}/{name}" for name in names])
+    return {name: node for name, node in zip(names, found, strict=True) if node is not None}
+
+
 @runtime_checkable
 class ClusterState(Protocol):
     """A tree of small nodes with versions, ephemeral nodes, one-shot watches and transactions.

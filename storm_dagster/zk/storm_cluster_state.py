@@ -161,7 +161,7 @@ class StormClusterState(WorkerNodes, TaskErrors):
 
     @property
     def session(self) -> ZkSession:
-        """The session below: leases, ping. ``InvalidRequest`` when the state has none."""
+        """The session below: leases, requests. ``InvalidRequest`` when the state has none."""
         found = getattr(self.state, "session", None)
         if not isinstance(found, ZkSession):
             raise InvalidRequest(f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself")
@@ -247,10 +247,6 @@ class StormClusterState(WorkerNodes, TaskErrors):
         found = self._record(records.EpochRecord, paths.EPOCH)
         return None if found is None else (found[1].version, found[0])
 
-    def assignment_ids(self) -> list[str]:
-        """Ids of the topologies below ``/assignments``, sorted."""
-        return self.state.find_children(paths.ASSIGNMENTS) or []
-
     def assignment_changes(self, wake: Wake | None = None) -> tuple[int, bytes]:
         """Version and data of ``/assignments``: every change of an assignment raises it. See ``append_change`` of operations."""
         found = self.state.get_data_with_version(paths.ASSIGNMENTS, self.watch(paths.ASSIGNMENTS, wake))
@@ -313,11 +309,9 @@ class StormClusterState(WorkerNodes, TaskErrors):
             after = changed(before)
             if after == before:
                 return before
-            transaction, data = self._assigned(topology_id, assignment_version), encode_record(after)
+            transaction = self._assigned(topology_id, assignment_version)
             try:
-                (
-                    transaction.create(path, data) if found is None else transaction.set(path, data, found[1].version)
-                ).commit()
+                transaction.put(path, encode_record(after), None if found is None else found[1].version).commit()
             except Conflict as error:
                 # Another worker wrote it, unless the topology is gone.
                 if error.path != path or not self.state.exists(paths.topology(topology_id)):

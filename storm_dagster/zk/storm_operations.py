@@ -161,13 +161,7 @@ class StormOperations(StormClusterState):
 
     def _put(self, path: str, data: bytes, epoch: int | None) -> None:
         def attempt() -> None:
-            version = self.state.get_version(path)
-            transaction = self._guarded(epoch)
-            if version is None:
-                transaction.create(path, data)
-            else:
-                transaction.set(path, data, version)
-            transaction.commit()
+            self._guarded(epoch).put(path, data, self.state.get_version(path)).commit()
 
         _retry(path, attempt)
 

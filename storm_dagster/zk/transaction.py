@@ -102,6 +102,10 @@ class Transaction:
         """Replace the data of the node if it has that version."""
         return self._add(_Operation("set", path, lambda to, full: to.set_data(full, data, version), data, version))
 
+    def put(self, path: str, data: bytes, version: int | None) -> Transaction:
+        """Replace the data of the node if it has that version; with ``None``, create it."""
+        return self.create(path, data) if version is None else self.set(path, data, version)
+
     def delete(self, path: str, version: int = -1) -> Transaction:
         """Delete the node, which must exist and have no children."""
         return self._add(_Operation("delete", path, lambda to, full: to.delete(full, version), version=version))

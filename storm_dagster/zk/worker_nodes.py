@@ -1,5 +1,7 @@
 """The ephemeral nodes of live workers: ``/workers/<topology id>/<node>-<port>``."""
 
+from contextlib import suppress
+
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import WorkerNode, decode_record, encode_record
@@ -77,11 +79,9 @@ class WorkerNodes:
             version = self.state.get_version(path)
             if version is None or not self.state.owned(path):
                 return False
-            try:
+            with suppress(Conflict):
                 self.state.transaction().delete(path, version).commit()
-            except Conflict:
-                continue
-            return True
+                return True
         return False
 
     def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[tuple[str, int], WorkerNode]:

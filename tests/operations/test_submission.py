@@ -83,7 +83,7 @@ def test_nothing_is_visible_before_publication(world: World) -> None:
     submission.stage_tasks(ctx, token="t1")
     submission.stage_assignment(ctx, token="t1")
     assert visible(world) == {}
-    assert world.cluster.assignment_ids() == []
+    assert world.cluster.state.find_children(paths.ASSIGNMENTS) == []
     report = submission.publish_assignment(ctx, token="t1")
     assert report.status == "INACTIVE"
     assert visible(world) == {"wc": "INACTIVE"}

@@ -13,6 +13,7 @@ from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
+from storm_rigs.embedded_zookeeper import ping
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 
@@ -48,7 +49,7 @@ def third(zk_session: ZkSession, zk_connect: Connect) -> ZooKeeperClusterState:
 def drain_events(state: ZooKeeperClusterState) -> None:
     """Return after every event of earlier writes has been delivered to ``state``."""
     # Events come in order with answers on one connection, then pass one callback thread.
-    state.session.ping()
+    ping(state.session)
     passed = threading.Event()
     state.session.dispatch(passed.set)
     assert passed.wait(30)

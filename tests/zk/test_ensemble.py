@@ -132,12 +132,11 @@ def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the
             assert seen.exists("/worker")
             connected = owner.lease().connected_boot
             eventually(
-                lambda: lease.lease_end() > connected + owner.negotiated_timeout_ms / 1000, 60, "a proof by the leader"
+                lambda: lease.lease_end() > connected + owner.lease().negotiated_ms / 1000, 60, "a proof by the leader"
             )
             network.part(parted - 1, *(member.id - 1 for member in others))
             eventually(lambda: not seen.exists("/worker"), 60, "the session's end", ignore=(Unavailable,))
             assert lease.lease_end() < boot_clock(), "nobody may run a task that another may open now"
         finally:
-            lease.stop()
             owner.close(1.0)
             watcher.close()

@@ -56,24 +56,24 @@ def test_a_foreign_cluster_is_refused_and_left_alone(zk_conf: dict[str, object])
 
 def test_creation_is_idempotent_and_restores_missing_folders(zk_connect: Connect) -> None:
     session = zk_connect()
-    create_cluster_root(session, "c1")
+    create_cluster_root(ZooKeeperClusterState(session), "c1")
     state = ZooKeeperClusterState(session)
     state.delete_node(paths.TOKENS)
-    create_cluster_root(session, "c1")
+    create_cluster_root(ZooKeeperClusterState(session), "c1")
     assert state.exists(paths.TOKENS)
     with pytest.raises(Conflict):
-        create_cluster_root(session, "c2")
-    assert find_cluster_id(session) == "c1"
+        create_cluster_root(ZooKeeperClusterState(session), "c2")
+    assert find_cluster_id(ZooKeeperClusterState(session)) == "c1"
     with pytest.raises(InvalidRequest):
-        create_cluster_root(session, "not/an id")
+        create_cluster_root(ZooKeeperClusterState(session), "not/an id")
 
 
 def test_a_root_of_several_elements(zk_connect: Connect, zk_root: str) -> None:
     session = zk_connect(root=f"{zk_root}/deep/er")
     create_root_node(session)
     create_root_node(session)
-    create_cluster_root(session, "c1")
-    assert check_cluster_id(session, "c1") == "c1"
+    create_cluster_root(ZooKeeperClusterState(session), "c1")
+    assert check_cluster_id(ZooKeeperClusterState(session), "c1") == "c1"
     assert ZooKeeperClusterState(zk_connect()).get_children("/") == ["deep"]
 
 

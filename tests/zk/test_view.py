@@ -21,6 +21,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.embedded_zookeeper import ping
 from storm_rigs.storm_client import as_storm
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
@@ -223,7 +224,7 @@ def test_what_wakes_the_reader_of_a_view(zk_cluster: StormClusterState, other: S
     other.supervisor_heartbeat("sup-1", supervisor())
     zk_cluster.load_view(wake=event.set)
     other.supervisor_heartbeat("sup-1", supervisor(1))
-    zk_cluster.session.ping()
+    ping(zk_cluster.session)
     # A supervisor's own heartbeat is no news.
     assert not event.wait(0.2)
     eventually(lambda: zk_cluster.load_view().supervisors["sup-1"].count == 1, what="the beat")

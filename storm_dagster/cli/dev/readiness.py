@@ -123,6 +123,7 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
     ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or holds
     another cluster although HOME remembers one: absence is not an order.
     """
+    from storm_dagster.zk.cluster_state import ZooKeeperClusterState
     from storm_dagster.zk.root import close_top, create_cluster_root, secure_root
     from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
 
@@ -131,7 +132,7 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
         if known is None:
             if session.users is not None:
                 close_top(session)
-            create_cluster_root(session, fresh_id)
+            create_cluster_root(ZooKeeperClusterState(session), fresh_id)
         elif session.users is not None:
             # The tree may be of an earlier release, or of another secret.
             secure_root(session)

@@ -6,6 +6,7 @@ grace time, and the lists of nodes and blobs were read before the lists of token
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
@@ -20,6 +21,7 @@ from storm_dagster.operations.submit.staging import token_of_staging_key
 from storm_dagster.operations.submit.sweeping import end_spark_queries
 from storm_dagster.operations.transactions import bump_assignments_version, commit, delete_tree, retry_on_conflict
 from storm_dagster.zk.shards import delete_ops
+from storm_dagster.zk.state_protocol import read_children
 
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
 _MOST_BACKUPS = 1000
@@ -185,16 +187,13 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
 def _versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
     """The versions in use, of the topologies that have blobs of more than their first one."""
     found: dict[str, frozenset[str]] = {}
-    for topology_id in {id_of_blob_key(key) for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)}:
-        try:
-            assignment = ctx.cluster.assignment_info(topology_id) if topology_id else None
-            upgrade = ctx.cluster.read_upgrade(topology_id) if topology_id else None
-        except Corrupt:
-            continue  # Nothing is decided about what cannot be read.
-        if topology_id is None or assignment is None or upgrade is None:
-            continue
-        named = {assignment.code_dir, upgrade.record.code_dir if upgrade.record else ""}
-        found[topology_id] = frozenset(named)
+    ids = {id_of_blob_key(key) or "" for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)}
+    for topology_id in ids:
+        with suppress(Corrupt):  # Nothing is decided about what cannot be read.
+            assignment = ctx.cluster.assignment_info(topology_id)
+            upgrade = ctx.cluster.read_upgrade(topology_id).record
+            if assignment is not None:
+                found[topology_id] = frozenset((assignment.code_dir, upgrade.code_dir if upgrade else ""))
     return found
 
 
@@ -205,12 +204,9 @@ def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[st
     state.sync_path(paths.TOKENS)
     tokens: dict[str, TokenRecord] = {}
     damaged: list[str] = []
-    listed = state.find_children(paths.TOKENS) or []
-    for token, found in zip(listed, state.get_many([paths.token(each) for each in listed]), strict=True):
-        if found is None:
-            continue
+    for token, (raw, _) in read_children(state, paths.TOKENS).items():
         try:
-            tokens[token] = decode_record(TokenRecord, found[0], paths.token(token))
+            tokens[token] = decode_record(TokenRecord, raw, paths.token(token))
         except StormDagsterError:
             damaged.append(token)
     return tokens, damaged
@@ -282,11 +278,10 @@ def _old_backups(ctx: OperationsContext) -> list[str]:
 
     The age is by the clock of who wrote it: nothing that runs is decided by a backup.
     """
-    names = ctx.cluster.state.find_children(paths.ASSIGNMENTS_BAK) or []
+    stored = read_children(ctx.cluster.state, paths.ASSIGNMENTS_BAK)
     topologies = ctx.cluster.state.find_children(paths.TOPOLOGY) or []
     alive = {topology_name_of(topology_id) for topology_id in topologies if _is_topology_id(topology_id)}
-    stored = ctx.cluster.state.get_many([paths.assignment_backup(name) for name in names])
-    ages = sorted(((found[1].mzxid, name, found[0]) for name, found in zip(names, stored, strict=True) if found))
+    ages = sorted((at.mzxid, name, raw) for name, (raw, at) in stored.items())
     old = ctx.now_secs() - _BACKUP_SECS
     surplus = {name for _, name, _ in ages[:-_MOST_BACKUPS]}
     return [

@@ -121,7 +121,11 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
         # A repetition, maybe under another leader: what is left to do is done in the current epoch.
         take_over(ctx, token)
     old = read_record(ctx, token).replaces
-    drained = _drain(ctx, old)
+    drained = 0.0
+    topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
+    if topology is not None and topology.live_workers:
+        longest = min(float(message_timeout_secs(load_runnable(ctx, topology).conf)), _LONGEST_DRAIN_SECS)
+        drained = drain(ctx, topology.id, longest)
     began = ctx.monotonic()
     try:
         published = publish_assignment(ctx, token=token)
@@ -144,15 +148,6 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
         drain_secs=drained,
         swap_secs=ctx.monotonic() - began,
     )
-
-
-def _drain(ctx: OperationsContext, old: str | None) -> float:
-    """Drain the old topology once everything else is ready; the seconds it took."""
-    topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
-    if old is None or topology is None or not topology.live_workers:
-        return 0.0
-    conf = load_runnable(ctx, topology).conf
-    return drain(ctx, old, min(float(message_timeout_secs(conf)), _LONGEST_DRAIN_SECS))
 
 
 def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storm_dagster.core.submission.conf import message_timeout_secs
-from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
+from storm_dagster.core.transitions import DueMemory, Event, apply_event, due_actions
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError
 from storm_dagster.model.records import StormBase, encode_record
@@ -82,18 +82,15 @@ def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> Lif
     def delay(topology: TopologyView) -> int:
         if wait_secs is not None and wait_secs >= 0:
             return wait_secs
-        return delay_of(wait_secs, _message_timeout(ctx, topology))
+        try:
+            conf = load_runnable(ctx, topology).conf
+        except StormDagsterError:
+            # A topology whose blobs are lost or damaged can still be killed.
+            conf = ctx.values()
+        return message_timeout_secs(conf)
 
     report = _change(ctx, name, "kill", delay)
     return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
-
-
-def _message_timeout(ctx: OperationsContext, topology: TopologyView) -> int:
-    try:
-        return message_timeout_secs(load_runnable(ctx, topology).conf)
-    except StormDagsterError:
-        # A topology whose blobs are lost or damaged can still be killed.
-        return message_timeout_secs(ctx.values())
 
 
 def _change(

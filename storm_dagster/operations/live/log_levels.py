@@ -60,10 +60,7 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
             return
         record = encode_record(stored.model_copy(update={"loggers": after}))
         transaction = ctx.cluster.fenced(epoch).check(paths.topology(topology.id), topology.base_at.version)
-        if found is None:
-            transaction.create(path, record)
-        else:
-            transaction.set(path, record, found[1].version)
+        transaction.put(path, record, None if found is None else found[1].version)
         commit(ctx, transaction, "log_levels")
 
     retry_on_conflict(ctx, f"keeping the log levels of {name}", attempt)

@@ -125,21 +125,15 @@ def ask_topology_master(
     "errors", "metrics"}}, "workers": {"node:port": {"pid", "host", "uptime_secs", "version", "status", ...}},
     "components": {id: {"rate", ...}}, "edges": {id: {input: tuples per second}}}``
     """
-    if view.tasks is None or view.assignment is None:
+    masters = view.tasks.components.get(TOPOLOGY_MASTER) if view.tasks is not None else None
+    worker = next((each for each in view.workers if masters and masters.ids and masters.ids[0] in each.ids), None)
+    node = None if worker is None else view.live_workers.get(worker.slot)
+    if worker is None or node is None:
         return None
-    part = view.tasks.components.get(TOPOLOGY_MASTER)
-    if part is None or not part.ids:
+    # One that is just starting has few statistics: nobody waits long for it.
+    patience = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
+    op: Question = "stats" if history is None else "history"
+    try:
+        return ask_worker(worker.host, worker.port, node.token, op, patience, link_key, history=history)
+    except Unavailable:
         return None
-    for worker in view.assignment.workers:
-        if part.ids[0] in worker.ids:
-            node = view.live_workers.get(worker.slot)
-            if node is None:
-                return None
-            # One that is just starting has few statistics: nobody waits long for it.
-            patience = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
-            try:
-                op: Question = "stats" if history is None else "history"
-                return ask_worker(worker.host, worker.port, node.token, op, patience, link_key, history=history)
-            except Unavailable:
-                return None
-    return None

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from storm_dagster.core.invariants.snapshot import (
     WorkerPid,
     confirm_violations,
 )
-from storm_dagster.model import paths
+from storm_dagster.model import names, paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
-from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
+from storm_dagster.model.names import conf_key, jar_key, placement_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.model.worker_spec import worker_processes as all_workers
@@ -77,22 +78,16 @@ def take_snapshot(
 
 def code_keys(view: ClusterView) -> list[str]:
     """Blob keys of archive, conf and code of every topology that is not killed."""
-    return [
-        make(topology.code_dir)
-        for topology in view.topologies.values()
-        if topology.base.status != "KILLED"
-        for make in (jar_key, conf_key, code_key)
-    ]
+    visible = (topology for topology in view.topologies.values() if topology.base.status != "KILLED")
+    return [key for topology in visible for key in names.code_keys(topology.code_dir)]
 
 
 def stored_hashes(blobs: BlobStore, keys: Iterable[str]) -> dict[str, str]:
     """Blob key -> SHA-256, of those that are stored."""
     found: dict[str, str] = {}
     for key in keys:
-        try:
+        with suppress(KeyNotFound):
             found[key] = blobs.meta(key).sha256
-        except KeyNotFound:
-            continue
     return found
 
 
@@ -114,10 +109,8 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
 def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
     key = conf_key(topology.code_dir)
     conf: Any = {}
-    try:
+    with suppress(StormDagsterError):  # That it is missing or damaged is another rule's business.
         conf = decode_json(ctx.blobs.read(key), key)
-    except StormDagsterError:
-        pass  # That it is missing or damaged is another rule's business.
     own = conf.get("topology.min.replication.count") if isinstance(conf, dict) else None
     wanted = own if isinstance(own, int) else int(ctx.conf.get("topology.min.replication.count") or 1)
     return min(wanted, max(1, nimbuses))
@@ -129,11 +122,9 @@ def _unschedulable(ctx: OperationsContext, topologies: Sequence[TopologyView]) -
             continue
         if topology.tasks.component_of().keys() == topology.assignment.task_slots().keys():
             continue
-        try:
+        with suppress(StormDagsterError, KeyError, TypeError, ValueError):
             document = decode_json(ctx.blobs.read(placement_key(topology.id)), placement_key(topology.id))
             yield topology.id, frozenset(int(task) for task in document["unassigned"])
-        except (StormDagsterError, KeyError, TypeError, ValueError):
-            continue
 
 
 def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:

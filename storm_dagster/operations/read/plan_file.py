@@ -6,6 +6,7 @@ The same normalization, numbering and planner as in a submission; nothing is wri
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -91,10 +92,8 @@ def parse_plans(text: str) -> list[PlacementBatch]:
 def _load(text: str) -> list[Any]:
     if text.lstrip()[:1] == "{":
         # Much faster than YAML for large clusters; a YAML flow map that is not JSON is read below.
-        try:
+        with suppress(ValueError):
             return [json.loads(text)]
-        except ValueError:
-            pass
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return [value for value in yaml.load_all(text, Loader=loader) if value is not None]

@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from storm_dagster.blobstore.store import BlobMeta, put_by_hash
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidTopology, KeyNotFound, NotAlive, Unavailable
-from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.names import code_key, code_keys, conf_key, jar_key
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations.context import OperationsContext, encode_json
 from storm_dagster.operations.results import CodeResult
@@ -26,7 +27,7 @@ _HOLDER_POLL_SECS = 0.1
 
 def code_hashes(ctx: OperationsContext, code_dir: str) -> dict[str, str]:
     """Blob key -> SHA-256 of the code that is stored under that prefix."""
-    found = (_meta(ctx, key_of(code_dir)) for key_of in (jar_key, conf_key, code_key))
+    found = (_meta(ctx, key) for key in code_keys(code_dir))
     return {meta.key: meta.sha256 for meta in found if meta is not None}
 
 
@@ -150,11 +151,9 @@ def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> Non
         return  # Another interpreter, a compiled module, a namespace package: only its worker knows.
     top = module.partition(".")[0]
     if not (root / top / "__init__.py").is_file():
-        try:
+        with suppress(ImportError, ValueError):
             if importlib.util.find_spec(top) is not None:
                 return
-        except (ImportError, ValueError):
-            pass
     raise InvalidTopology(
         f"module {module!r} of {what} is neither in the archive nor installed: pack it, or correct the name"
     )

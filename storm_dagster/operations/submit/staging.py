@@ -127,10 +127,8 @@ def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: i
         )
         try:
             commit(ctx, transaction, "token")
-        except ReplyLost as error:
-            last = error
-        except Conflict as error:
-            if not lost_race(error):
+        except (ReplyLost, Conflict) as error:
+            if isinstance(error, Conflict) and not lost_race(error):
                 raise
             last = error
         ctx.sleep(0.02 * ctx.jitter())

@@ -1,8 +1,10 @@
 """Deletion of a topology's remains: nodes in fenced transactions, blobs after a check of the epoch."""
 
+from contextlib import suppress
+
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagsterError
-from storm_dagster.model.names import code_dir_of_blob_key, code_key, conf_key, id_of_blob_key, jar_key, placement_key
+from storm_dagster.model.names import code_dir_of_blob_key, code_key, code_keys, id_of_blob_key, placement_key
 from storm_dagster.model.records import StormBase
 from storm_dagster.model.spark_remote import derived_spark_token
 from storm_dagster.operations.context import OperationsContext, load_code
@@ -68,8 +70,7 @@ def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> N
 def delete_code(ctx: OperationsContext, topology_id: str) -> None:
     """Delete archive, conf, topology and reasons of an id; those that are gone already do not matter."""
     end_spark_queries(ctx, code_key(topology_id))
-    for make_key in (jar_key, conf_key, code_key, placement_key):
-        key = make_key(topology_id)
+    for key in (*code_keys(topology_id), placement_key(topology_id)):
         _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
     for key in ctx.blobs.keys(f"{topology_id}."):
         # Later versions of the code, which upgrades left.
@@ -99,8 +100,5 @@ def end_spark_queries(ctx: OperationsContext, key: str) -> None:
 
 
 def _delete(ctx: OperationsContext, name: str, key: str) -> None:
-    with step(ctx, name):
-        try:
-            ctx.blobs.delete(key)
-        except KeyNotFound:
-            return
+    with step(ctx, name), suppress(KeyNotFound):
+        ctx.blobs.delete(key)

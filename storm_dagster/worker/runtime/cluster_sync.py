@@ -183,7 +183,7 @@ class ClusterSync:
             self._event.clear()
             if self._stopping:
                 return
-            interval = max(0.1, min(1.0, session.negotiated_timeout_ms / 5000.0))
+            interval = max(0.1, min(1.0, session.lease().negotiated_ms / 5000.0))
             pause = interval
             try:
                 # No request while nothing is due: the pings of the session keep the lease.

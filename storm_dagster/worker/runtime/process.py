@@ -91,8 +91,9 @@ def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
 
 
 def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
-    topology_conf = resolve_references(read_json_object(spec.conf_path, "the supervisor must fetch it again"))
-    topology = decode_topology(spec.topology_path.read_bytes())
+    code = Path(spec.code_dir)
+    topology_conf = resolve_references(read_json_object(code / "stormconf.ser", "the supervisor must fetch it again"))
+    topology = decode_topology((code / "stormcode.ser").read_bytes())
     # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
     conf = {**default_conf(), **spec.conf, **{k: v for k, v in topology_conf.items() if v is not None}}
     conf.update({key: value for key, value in spec.conf.items() if key.startswith("storm.zookeeper.")})

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.zk.embedded import server_answers, zookeeper_command
+from storm_dagster.zk.session import ZkSession
 
 
 def _bind(host: str, port: int) -> int:
@@ -179,3 +180,8 @@ class EmbeddedZooKeeper:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def ping(session: ZkSession) -> None:
+    """One real round trip, so that the session's lease is fresh; ``Unavailable`` when it fails."""
+    session.call(lambda client: client.exists_async(session.root or "/"), "a ping")
