@@ -27,11 +27,7 @@ from storm_dagster.model.tables import load_table
 
 _PLAIN: Mapping[str, Any] = {
     "any": Any,
-    "str": str,
-    "bytes": bytes,
-    "bool": bool,
-    "int": int,
-    "float": float,
+    **{kind.__name__: kind for kind in (str, bytes, bool, int, float)},
     "natural": Annotated[int, Field(ge=0)],
     "port": Annotated[int, Field(ge=0, le=65535)],
 }

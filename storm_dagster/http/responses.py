@@ -205,10 +205,6 @@ class StreamResponse(Response):
         if status != 304:
             fields["Content-Length"] = str(self._length)
         super().__init__(status_code=status, headers=fields)
-        if status == 304:
-            self.raw_headers: list[tuple[bytes, bytes]] = [
-                pair for pair in self.raw_headers if pair[0] != b"content-length"
-            ]
         self._stream = stream
         self._first = first
         self._chunk = chunk
