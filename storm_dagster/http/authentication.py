@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -63,10 +64,8 @@ def groups_of(user: str) -> frozenset[str]:
         return frozenset()
     found: set[str] = set()
     for number in numbers:
-        try:
+        with suppress(KeyError):
             found.add(grp.getgrgid(number).gr_name)
-        except KeyError:
-            continue
     return frozenset(found)
 
 
