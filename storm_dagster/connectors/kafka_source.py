@@ -87,11 +87,10 @@ class KafkaSource(Source):
         }
         self._errors: list[Exception] = []
         self._known: list[str] | None = None
-        self._assigned: dict[str, tuple[str, int]] = {}
-        self._waiting: dict[str, tuple[str, int]] = {}
+        self._assigned: set[str] = set()
+        self._waiting: set[str] = set()
         """Partitions whose position is asked for, or lost."""
         self._paused: set[str] = set()
-        self._names: dict[tuple[str, int], str] = {}
         self._wanted: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._ends: dict[str, int] = {}
@@ -161,21 +160,17 @@ class KafkaSource(Source):
                     raise InvalidRequest(
                         f"topic {topic!r} cannot be read, {one.error.str()}: create it, or change topics"
                     )
-                names += [f"{topic}[{number}]" for number in sorted(one.partitions)]
+                names += [_name_of(topic, number) for number in sorted(one.partitions)]
         self._known = names
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions, as soon as their committed offsets are known."""
-        gone = self._assigned.keys() - mine.keys()
+        gone = self._assigned - mine.keys()
         if gone:
             self._consumer.incremental_unassign([self._at(name) for name in gone])
-        for table in (self._assigned, self._waiting, self._wanted):
-            for name in table.keys() - mine.keys():
-                del table[name]
-        for name in mine.keys() - self._assigned.keys():
-            one = self._at(name)
-            self._names[one.topic, one.partition] = name
-            self._waiting[name] = (one.topic, one.partition)
+        self._assigned -= gone
+        self._waiting = mine.keys() - self._assigned
+        self._wanted = {name: offset for name, offset in self._wanted.items() if name in mine}
         self._next_lookup = 0.0
 
     def _read_positions(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
@@ -184,12 +179,10 @@ class KafkaSource(Source):
         found = []
         for one in consumer.committed([self._at(name) for name in names], timeout=_ASK_SECS):
             first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
-            start: Any = self.start
+            name, start = _name_of(one.topic, one.partition), cast("Any", self.start)
             if one.offset < 0 and start not in ("earliest", "latest"):
-                at = self._kafka.TopicPartition(one.topic, one.partition, self._start_ms)
-                start = consumer.offsets_for_times([at], timeout=_ASK_SECS)[0].offset
+                start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
                 start = end if start < 0 else start
-            name = self._names[one.topic, one.partition]
             found.append((name, one.offset if one.offset >= 0 else None, first, end, start))
         return found
 
@@ -211,7 +204,8 @@ class KafkaSource(Source):
             # Committed at once: from now on it can be lost, and a later start begins here.
             self._wanted[name] = begin
             self._consumer.incremental_assign([self._at(name, begin)])
-            self._assigned[name] = self._waiting.pop(name)
+            self._waiting.discard(name)
+            self._assigned.add(name)
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -223,11 +217,10 @@ class KafkaSource(Source):
             names = list(self._waiting)
             self._ask("positions", lambda: self._read_positions(names), self._begin)
         if self._paused or full:
-            self._pause({name for name in full if name in self._assigned})
+            self._pause(self._assigned.intersection(full))
         found: list[SourceRecord | PartitionEnd | Exception] = []
-        names_of = self._names
         for message in cast("list[Any]", self._consumer.consume(most, 0)):
-            name = names_of.get((message.topic(), message.partition()), "")
+            name = _name_of(message.topic(), message.partition())
             error = message.error()
             if error is None:
                 kind, at_ms = message.timestamp()
@@ -247,7 +240,8 @@ class KafkaSource(Source):
             elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned:
                 # The reader was overtaken by retention, or the topic is a new one.
                 self._consumer.incremental_unassign([self._at(name)])
-                self._waiting[name] = self._assigned.pop(name)
+                self._assigned.discard(name)
+                self._waiting.add(name)
                 self._paused.discard(name)
                 self._next_lookup = 0.0
             else:
@@ -258,7 +252,7 @@ class KafkaSource(Source):
         return found
 
     def _pause(self, full: set[str]) -> None:
-        paused = self._paused & self._assigned.keys()
+        paused = self._paused & self._assigned
         if full - paused:
             self._consumer.pause([self._at(name) for name in full - paused])
         if paused - full:
@@ -278,7 +272,7 @@ class KafkaSource(Source):
     def _on_commit(self, offsets: Sequence[Any]) -> None:
         for one in offsets:
             if one.error is None:
-                self._stored[self._names[one.topic, one.partition]] = one.offset
+                self._stored[_name_of(one.topic, one.partition)] = one.offset
             else:
                 self._errors.append(self._readable(one.error))
 
@@ -320,6 +314,10 @@ class KafkaSource(Source):
             self._consumer.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()
+
+
+def _name_of(topic: str, number: int) -> str:
+    return f"{topic}[{number}]"
 
 
 def _fulfill(future: Future[Any], question: Callable[[], Any]) -> None:

@@ -83,7 +83,6 @@ class PartitionProgress:
     """Read beyond the bound, not yet given out."""
     open: int = 0
     """Given out and not finished."""
-    full: bool = False
     closed: bool = False
     released: bool = False
     watermark_ms: int = 0
@@ -149,8 +148,7 @@ class Tracker:
         else:
             progress.held.append(one)
             self.held += 1
-        if progress.open >= self.max_open and not progress.full:
-            progress.full = True
+        if progress.open >= self.max_open:
             self.full.add(record.partition)
 
     def take(self, now: float) -> OpenRecord | None:
@@ -179,8 +177,7 @@ class Tracker:
             progress.open += 1
             self.held -= 1
             self._ready.append(progress.held.popleft())
-        elif progress.full and progress.open <= self.max_open // 2:
-            progress.full = False
+        elif self.full and progress.open <= self.max_open // 2:
             self.full.discard(one.record.partition)
         if progress.records[0] is one:
             progress.advance()

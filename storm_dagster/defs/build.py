@@ -1,7 +1,7 @@
 """Entry points of the definitions: :func:`build_storm_defs`, and the resources alone: :func:`build_storm_resources`."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import dagster as dg
 
@@ -103,11 +103,11 @@ def build_storm_defs(
     names = DagsterNames(cluster, resource_prefix)
     schedule_status = dg.DefaultScheduleStatus(default_status.value)
     assets = [*build_submission_assets(names), *_build_cluster_assets(names), build_topology_stats(names)]
+    specs = [spec for each in assets for spec in ([each] if isinstance(each, dg.AssetSpec) else each.specs)]
     first = len(names.asset_path(()))
-    plain = [dg.AssetKey(list(spec.key.path)[first:]) for asset in assets for spec in _specs(asset)]
-    translation = translate(
-        translator or StormTranslator(), (StormAsset(_kind(spec), spec) for asset in assets for spec in _specs(asset))
-    )
+    plain = [dg.AssetKey(list(spec.key.path)[first:]) for spec in specs]
+    ours = [StormAsset("cluster" if spec.key.path[-2] == "cluster" else "stage", spec) for spec in specs]
+    translation = translate(translator or StormTranslator(), ours)
     # Our runs and sensors know the plain keys.
     shown = {key: translation.key(cluster_key(names, key)) for key in plain}
 
@@ -170,14 +170,6 @@ def _replacements(names: DagsterNames, own: Mapping[str, Any], given: Mapping[st
             "Definitions"
         )
     return found
-
-
-def _kind(spec: dg.AssetSpec) -> Literal["stage", "cluster"]:
-    return "cluster" if spec.key.path[-2] == "cluster" else "stage"
-
-
-def _specs(asset: dg.AssetsDefinition | dg.AssetSpec) -> list[dg.AssetSpec]:
-    return [asset] if isinstance(asset, dg.AssetSpec) else list(asset.specs)
 
 
 def _build_cluster_assets(names: DagsterNames) -> list[dg.AssetSpec]:

@@ -44,9 +44,8 @@ class ZooKeeperChange:
         return f"{self.path}:{self.zxid}{'' if self.exists else ':gone'}"
 
 
-ChangeFunction = Callable[
-    [dg.SensorEvaluationContext, ZooKeeperChange], dg.RunRequest | Iterable[dg.RunRequest] | dg.SkipReason | None
-]
+_Requested = dg.RunRequest | Iterable[dg.RunRequest] | dg.SkipReason | None
+ChangeFunction = Callable[[dg.SensorEvaluationContext, ZooKeeperChange], _Requested]
 
 
 def _seen(cursor: str | None) -> dict[str, Any] | None:
@@ -62,9 +61,7 @@ def _marks(node: NodeState) -> list[int]:
     return [node.czxid, node.mzxid, node.pzxid] if node.exists else []
 
 
-def _requests(
-    made: dg.RunRequest | Iterable[dg.RunRequest] | dg.SkipReason | None, change: ZooKeeperChange
-) -> list[dg.RunRequest]:
+def _requests(made: _Requested, change: ZooKeeperChange) -> list[dg.RunRequest]:
     if made is None or isinstance(made, dg.SkipReason):
         return []
     requests = [made] if isinstance(made, dg.RunRequest) else list(made)

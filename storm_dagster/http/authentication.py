@@ -10,15 +10,15 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from storm_dagster.core.authorization import CLUSTER, LIMITED_USER, Caller, Operation, authorize, impersonate, is_admin
-from storm_dagster.http.responses import refuse_websocket
+from storm_dagster.http.responses import error_response, refuse_websocket
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.model.security import Security
 from storm_dagster.model.signing import STREAMED, RequestHead, Verifier, read_token, shown_token
@@ -41,6 +41,7 @@ _STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
 _READ = re.compile(
     r"/metrics|/v1/(cluster|topologies(/.*)?|runs/[^/]+)|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
+_BASIC = 'Basic realm="storm_dagster", charset="UTF-8"'
 _STATE = "storm.caller"
 _BODY = "storm.body"
 _CERTIFICATE = "storm.certificate"
@@ -63,10 +64,8 @@ def groups_of(user: str) -> frozenset[str]:
         return frozenset()
     found: set[str] = set()
     for number in numbers:
-        try:
+        with suppress(KeyError):
             found.add(grp.getgrgid(number).gr_name)
-        except KeyError:
-            continue
     return frozenset(found)
 
 
@@ -77,11 +76,9 @@ def certificate_state(transport: Any) -> dict[str, Any]:
 
 
 def _common_name(certificate: Mapping[str, Any] | None) -> str | None:
-    for part in (certificate or {}).get("subject", ()):
-        for key, value in part:
-            if key == "commonName" and _USER.fullmatch(str(value)):
-                return str(value)
-    return None
+    subject = (certificate or {}).get("subject", ())
+    names = (str(value) for part in subject for key, value in part if key == "commonName")
+    return next(filter(_USER.fullmatch, names), None)
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, str | None]:
@@ -224,11 +221,10 @@ class Authentication:
         if scope["type"] == "websocket":
             await refuse_websocket(send)
             return
-        challenge = (
-            'Basic realm="storm_dagster", charset="UTF-8"' if _PAGE.fullmatch(scope["path"]) else self._challenge
-        )
-        headers = {"WWW-Authenticate": challenge} if isinstance(error, NotAuthenticated) else None
-        answer = JSONResponse(error.to_document(), status_code=error.http_status, headers=headers)
+        answer = error_response(error)
+        if isinstance(error, NotAuthenticated):
+            browser = _PAGE.fullmatch(scope["path"]) is not None
+            answer.headers["WWW-Authenticate"] = _BASIC if browser else self._challenge
         await answer(scope, receive, send)
 
 

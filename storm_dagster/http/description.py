@@ -27,11 +27,7 @@ from storm_dagster.model.tables import load_table
 
 _PLAIN: Mapping[str, Any] = {
     "any": Any,
-    "str": str,
-    "bytes": bytes,
-    "bool": bool,
-    "int": int,
-    "float": float,
+    **{kind.__name__: kind for kind in (str, bytes, bool, int, float)},
     "natural": Annotated[int, Field(ge=0)],
     "port": Annotated[int, Field(ge=0, le=65535)],
 }
@@ -156,11 +152,8 @@ class HttpApi:
     def _describe(self, row: Mapping[Any, Any], parameters: Mapping[str, Any], storm: bool) -> dict[str, Any]:
         """The operation object; ``storm``: errors have the form of Storm's UI."""
         reasons, error = _read_table("storm_dagster.http")["reasons"], self._types.of("ErrorDocument")
-        errors = {
-            "application/json": {
-                "schema": self._schema(self._types.of("StormErrorDocument") | error if storm else error)
-            }
-        }
+        schema = self._schema(self._types.of("StormErrorDocument") | error if storm else error)
+        errors = {"application/json": {"schema": schema}}
         responses: dict[str, Any] = {}
         for status in (key for key in row if isinstance(key, int)):
             content = self._content(row[status])

@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.routing import Route
@@ -79,7 +80,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._headers = list(headers)
-        self._patterns = {route.endpoint: route.path for route in routes}
+        self._patterns: dict[Any, str] = {route.endpoint: route.path for route in routes}
         self._hosts = hosts
         self._observe = observe
 
@@ -113,8 +114,7 @@ class Guard:
             else:
                 await self._app(scope, receive, watched)
         finally:
-            endpoint = scope.get("endpoint")
-            route = self._patterns.get(endpoint, "none") if endpoint is not None else "none"
+            route = self._patterns.get(scope.get("endpoint"), "none")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._observe(method, route, status, time.monotonic() - began)
 
@@ -128,8 +128,7 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is not None and not _same_origin(origin, scheme, authority):
             return InvalidRequest(f"requests of pages from {origin!r:.100} are refused")
-        if headers.get(b"sec-fetch-site") in ("cross-site", "same-site"):
-            followed = headers.get(b"sec-fetch-mode") == "navigate" and method in _SAFE
-            if not followed:
-                return InvalidRequest("requests that a browser makes for another site are refused")
+        followed = headers.get(b"sec-fetch-mode") == "navigate" and method in _SAFE
+        if headers.get(b"sec-fetch-site") in ("cross-site", "same-site") and not followed:
+            return InvalidRequest("requests that a browser makes for another site are refused")
         return None

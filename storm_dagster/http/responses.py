@@ -105,10 +105,7 @@ async def bounded_json(request: Request) -> dict[str, Any]:
     try:
         stream = request.stream()
         deadline = time.monotonic() + _BODY_SECS
-        while True:
-            chunk = await asyncio.wait_for(anext(stream, None), max(0.0, deadline - time.monotonic()))
-            if chunk is None:
-                break
+        while (chunk := await asyncio.wait_for(anext(stream, None), max(0.0, deadline - time.monotonic()))) is not None:
             raw += chunk
             if len(raw) > MOST_JSON_BYTES:
                 raise InvalidRequest(f"the request's body is larger than {MOST_JSON_BYTES} bytes: send less")
@@ -189,11 +186,9 @@ class StreamResponse(Response):
         if tag is not None and tag in request.headers.get("if-none-match", ""):
             status, last = 304, -1
         else:
-            wanted = request.headers.get("range")
-            if request.headers.get("if-range", tag) != tag:
-                wanted = None
+            same = request.headers.get("if-range", tag) == tag
             try:
-                chosen = parse_range(wanted, size)
+                chosen = parse_range(request.headers.get("range") if same else None, size)
             except ValueError:
                 status, last = 416, -1
                 fields["Content-Range"] = f"bytes */{size}"
@@ -205,10 +200,6 @@ class StreamResponse(Response):
         if status != 304:
             fields["Content-Length"] = str(self._length)
         super().__init__(status_code=status, headers=fields)
-        if status == 304:
-            self.raw_headers: list[tuple[bytes, bytes]] = [
-                pair for pair in self.raw_headers if pair[0] != b"content-length"
-            ]
         self._stream = stream
         self._first = first
         self._chunk = chunk

@@ -89,17 +89,16 @@ def check_results(
         return found
     latency, ratio = spout_metrics(document)
     values = {"complete_ms": latency, "failed_ratio": ratio, "errors": float(len((document or {}).get("errors", ())))}
-    for name in wanted_checks(alerts):
-        if name in _LIMITS:
-            limit_name = _LIMITS[name]
-            limit, value = float(getattr(alerts, limit_name)), values[limit_name]
+    for name, limit_name in _LIMITS.items():
+        value, limit = values[limit_name], getattr(alerts, limit_name)
+        if limit is not None:
             found[name] = dg.AssetCheckResult(
                 passed=document is not None and value <= limit,
                 description=f"{limit_name} is {value:g}, the limit is {limit:g}"
                 if document is not None
                 else f"topology {declaration.name!r} does not run",
                 severity=dg.AssetCheckSeverity.WARN,
-                metadata={limit_name: value, "limit": limit},
+                metadata={limit_name: value, "limit": float(limit)},
             )
     return found
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.target import Target, describe_target, parse_target
@@ -157,11 +158,6 @@ def _version(fingerprint: str, conf: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "storm-dagster" / "described"
-
-
 def _load_cached(path: Path) -> Described | None:
     try:
         document = json.loads(path.read_bytes())
@@ -182,16 +178,15 @@ def _keep(path: Path, found: Described) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f"{path.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(document), encoding="utf-8")
-        scratch.replace(path)
+        write_atomically(path, json.dumps(document))
     except OSError:
         return  # A home that cannot be written costs a second at each load, nothing else.
 
 
 @lru_cache(maxsize=256)
 def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> Described:
-    path = _cache_folder() / f"{fingerprint}.json"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    path = cache / "storm-dagster" / "described" / f"{fingerprint}.json"
     found = _load_cached(path)
     if found is None:
         try:
@@ -260,7 +255,9 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
     if described.code_version is not None and actual.code_version != described.code_version:
         runs = actual.code_version or "code that was not deployed from here"
         found["code"] = f"declared {described.code_version}, running {runs}"
-        found |= _conf_differences(declaration.conf, actual.conf)
+        for key, value in sorted(declaration.conf.items()) if actual.conf else ():
+            if actual.conf.get(key) != value:
+                found[f"conf.{key}"] = f"declared {mask(value, key)}, running {mask(actual.conf.get(key), key)}"
     if declaration.workers is not None and actual.workers != declaration.workers:
         found["workers"] = f"declared {declaration.workers}, running {actual.workers}"
     for component, count in sorted(declaration.parallelism.items()):
@@ -271,14 +268,6 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
     if actual.status in ("ACTIVE", "INACTIVE") and actual.status != status:
         found["status"] = f"declared {status}, it is {actual.status}"
     return found
-
-
-def _conf_differences(declared: Mapping[str, Any], running: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        f"conf.{key}": f"declared {mask(value, key)}, running {mask(running.get(key), key)}"
-        for key, value in sorted(declared.items())
-        if running and running.get(key) != value
-    }
 
 
 def with_parallelism(spec: TopologySpec, parallelism: Mapping[str, int]) -> TopologySpec:

@@ -57,9 +57,8 @@ def read_actual(
     topology = (view or cluster.load_view()).topology_named(name)
     if topology is None:
         return None
-    base, upgrade = topology.base, UpgradeState()
-    if base.status == "UPGRADING":
-        upgrade = cluster.read_upgrade(topology.id)
+    base = topology.base
+    upgrade = cluster.read_upgrade(topology.id) if base.status == "UPGRADING" else UpgradeState()
     record = upgrade.record
     brings = None if record is None or record.rollback else record.code_dir
     conf = _stored_conf(blobs, topology.code_dir)

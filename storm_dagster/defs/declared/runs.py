@@ -27,6 +27,7 @@ _AUTOMATIC_TAGS = {
     "dagster/auto_materialize",
     "dagster/from_automation_condition",
 }
+"""Tags of runs that a schedule, sensor or automation condition launched. Without one, somebody did."""
 
 _CAUSE_TAG = "storm/deploys"
 _FINAL_TAG = "storm/final_error"
@@ -84,11 +85,6 @@ def deploy_request(
 def under_way(instance: dg.DagsterInstance, name: str) -> bool:
     """Whether a run that changes the topology has not finished."""
     return instance.get_runs_count(dg.RunsFilter(tags=topology_tags(name), statuses=_UNFINISHED)) > 0
-
-
-def by_hand(tags: Mapping[str, str]) -> bool:
-    """Whether somebody launched the run, by its tags: no schedule, sensor or automation condition did."""
-    return not _AUTOMATIC_TAGS & tags.keys()
 
 
 def _cause(declaration: Declaration, described: Described, actual: Actual | None) -> str | None:
@@ -154,7 +150,7 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
     def deploy(context: dg.AssetExecutionContext, config: DeployConfig) -> Iterable[dg.MaterializeResult]:
         # Not as this process loaded it: the version must be that of the files that travel.
         described = describe_declared(topology.declaration)
-        run, hand = context.run, by_hand(context.run.tags)
+        run, hand = context.run, not _AUTOMATIC_TAGS & context.run.tags.keys()
         newest, notify = newest_version(context.instance, key), context.log.info
         wants_code = config.deploy_code or (hand and run.job_name == DEPLOY_JOB)
         policy = "hot" if wants_code and topology.policy == "manual" else topology.policy

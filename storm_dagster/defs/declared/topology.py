@@ -35,6 +35,7 @@ class DeclaredSnapshot:
     details: Mapping[str, Any] = field(default_factory=dict)
     """Workers with links to their logs, links to statistics."""
     components: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Component -> how many tasks and executors it has."""
 
     @property
     def runs(self) -> bool:
@@ -120,7 +121,11 @@ class DeclaredTopology:
         led, services = cluster.epoch(), {node: info.http for node, info in view.supervisors.items()}
         details: dict[str, Any] = {**statistics_links(led[1].http if led else "", self.name)}
         details["workers_and_logs"] = workers_markdown(document, services)
-        return DeclaredSnapshot(found, actual, metadata, details, component_state(document))
+        components = {
+            name: {"tasks": len(part["tasks"]), "executors": part["executors"]}
+            for name, part in (document.get("components") or {}).items()
+        }
+        return DeclaredSnapshot(found, actual, metadata, details, components)
 
 
 def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
@@ -128,12 +133,6 @@ def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None
     event = instance.get_latest_materialization_event(key)
     made = event.asset_materialization if event is not None else None
     return None if made is None else (made.tags or {}).get(DATA_VERSION_TAG, "")
-
-
-def component_state(document: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
-    """Component -> how many tasks and executors it has."""
-    parts = ((document or {}).get("components") or {}).items()
-    return {name: {"tasks": len(part["tasks"]), "executors": part["executors"]} for name, part in parts}
 
 
 def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -106,8 +106,10 @@ class _Watch:
 
     def hold(self, held: bool) -> None:
         """Hold the node that keeps the leader from healing, or give it up."""
-        state, session = self.cluster.state, self._session_id()
+        state = self.cluster.state
         if held:
+            # 0 on another state store.
+            session = 0 if self._reads is None else self.cluster.session.session_id
             # Another armed sensor (a code reload in progress) may hold it: then it is ours after its end.
             if not session or self._held_in != session:
                 mine = state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
@@ -116,10 +118,6 @@ class _Watch:
         elif state.owned(paths.HEALER):
             state.delete_node(paths.HEALER)
             self._held_in, self._published = 0, None
-
-    def _session_id(self) -> int:
-        """Id of the session; 0 on another state store."""
-        return 0 if self._reads is None else self.cluster.session.session_id
 
     def publish_alarm(self, alarm: str | None) -> None:
         """Write into the armed sensor's node why healing pauses: ``status`` reads it there."""
@@ -146,9 +144,7 @@ def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
     :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist.
     """
     key = json.dumps({name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str)
-    watch = _KEPT.pop(key, None)
-    if watch is None:
-        watch = _Watch(StormClusterState.open(conf))
+    watch = _KEPT.pop(key, None) or _Watch(StormClusterState.open(conf))
     try:
         yield watch
         watch.hold(False)
@@ -157,11 +153,10 @@ def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
         raise
     # Two ticks at once (a code reload in progress) had one each.
     other, _KEPT[key] = _KEPT.pop(key, None), watch
-    ended = [other] if other is not None else []
+    if other is not None:
+        other.cluster.disconnect()
     while len(_KEPT) > _MOST_KEPT:
-        ended.append(_KEPT.popitem(last=False)[1])
-    for each in ended:
-        each.cluster.disconnect()
+        _KEPT.popitem(last=False)[1].cluster.disconnect()
 
 
 def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> tuple[set[str], str | None]:

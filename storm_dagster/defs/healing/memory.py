@@ -4,8 +4,6 @@ from causes.
 A recovery lasts from the poll that missed a worker to the one that saw all run again.
 """
 
-import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from msgspec.structs import replace
 from storm_dagster.core.liveness.causes import Attempt, FirstSeen
 from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
+from storm_dagster.defs.observe.sensors import digest
 from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
@@ -225,7 +224,7 @@ def spare_runs(
         node: [*info.ports, info.started, *sorted(view.used_ports().get(node, ()))]
         for node, info in view.supervisors.items()
     }
-    capacity = _digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])
+    capacity = digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
     found: list[Attempt] = []
     asked = {key: each for key, each in memory.asked.items() if key in memory.attempts}
     for attempt in attempts:
@@ -276,11 +275,11 @@ def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
         first = members[0].cause
         topologies = sorted({f"{m.cause.topology_id}:{m.cause.generation}" for m in members})
         # The members are part of the key: other slots of the same host are another run.
-        slots = _digest(sorted(m.cause.key for m in members))
+        slots = digest(sorted(m.cause.key for m in members))[:12]
         where = f"{first.node}-{slots}" if first.kind == "lost_host" else slots
         key = f"{'+'.join(topologies)}:{first.kind}@{where}:{max(m.number for m in members)}"
     if len(key) > _LONGEST_KEY:
-        key = f"{key[:200]}:{_digest(key)}"
+        key = f"{key[:200]}:{digest(key)[:12]}"
     topology_names = sorted({member.cause.name for member in members})
     config: dict[str, Any] = {"causes": [member.cause.to_json() for member in members]}
     tags = {CAUSE_TAG: members[0].cause.kind, **HEALING_TAGS}
@@ -292,7 +291,3 @@ def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
         run_config={"ops": {names.name(REASSIGN_OP): {"config": config}}},
         tags=tags,
     )
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]

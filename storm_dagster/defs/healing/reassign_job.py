@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.core.liveness.causes import Cause, LivenessMemory
-from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.detection import observe
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import ReassignConfig
 from storm_dagster.defs.healing.memory import REASSIGN_JOB
@@ -23,8 +23,7 @@ from storm_dagster.operations.results import ReassignResult
 
 def _causes_now(ops: OperationsContext) -> list[Cause]:
     """Causes for a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
-    limits = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
-    impatient: LivenessLimits = limits
+    impatient = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
     found = observe(ops.cluster.load_view(), LivenessMemory(), impatient, boot_id="by hand", boot_now=ops.monotonic())
     return [cause for cause in found.causes if cause.kind not in ("silent_master", "never_ran")]
 

@@ -73,8 +73,7 @@ def stop_local_cluster(context: dg.OpExecutionContext, config: StopClusterConfig
     home = _home(config.home, zookeeper)
     with step_errors():
         cluster = ClusterFile.read(home)
-        own = cluster.dagster.home if cluster is not None and cluster.dagster is not None else None
-        if own is not None and os.environ.get("DAGSTER_HOME") == own:
+        if cluster and cluster.dagster and cluster.dagster.home == os.environ.get("DAGSTER_HOME"):
             # Detached and late, so that this run can still record its success; without the mark by which
             # `stop` finds the cluster's processes, so that it does not end itself.
             environment = {key: value for key, value in os.environ.items() if key != CLUSTER_MARK}
@@ -88,7 +87,7 @@ def stop_local_cluster(context: dg.OpExecutionContext, config: StopClusterConfig
             )
             context.log.info(f"this Dagster is part of the cluster in {home}: it ends with it in a moment")
             return
-        ended = run_cli(["stop", "--home", str(home)])
+        ended = run_cli("stop", "--home", str(home))
     context.add_output_metadata(
         {"home": dg.MetadataValue.path(str(home)), "ended_processes": int(ended.get("ended") or 0)}
     )

@@ -3,7 +3,7 @@
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +60,6 @@ class _VerbRun:
                 metadata={"verb": self.verb.name, **metadata},
             )
         )
-
-    def finish(self, name: str, outcome: str, metadata: Mapping[str, Any], began: float) -> None:
-        """Record what the verb came to, and tag the run with the topology's name."""
-        metadata = {**metadata, "seconds": round(time.monotonic() - began, 3)}
-        self.observe(name, outcome, metadata)
-        self.context.add_output_metadata(metadata)
-        if not self.context.has_tag(TOPOLOGY_TAG):
-            self.context.instance.add_run_tags(self.context.run.run_id, {TOPOLOGY_TAG: name})
 
 
 _Report = tuple[LifecycleResult | UpgradeResult, dict[str, Any]]
@@ -133,18 +125,15 @@ def _update(run: _VerbRun, handle: str | None) -> _Report:
     return report, gap
 
 
-def _await_workers(ops: OperationsContext, topology_id: str, former: set[str] | None = None) -> bool:
+def _await_workers(ops: OperationsContext, topology_id: str, former: Collection[str] = ()) -> bool:
     """Whether every worker runs in time, none of them with a start token of ``former``."""
     began = ops.monotonic()
     while ops.monotonic() - began < _LONGEST_START_SECS:
         topology = ops.cluster.load_view().topologies.get(topology_id)
         if topology is None or topology.assignment is None:
             return False
-        running = {
-            slot
-            for slot, node in topology.live_workers.items()
-            if node.status == "running" and node.token not in (former or ())
-        }
+        live = topology.live_workers.items()
+        running = {slot for slot, node in live if node.status == "running" and node.token not in former}
         if {worker.slot for worker in topology.assignment.workers} <= running:
             return True
         ops.sleep(_POLL_SECS / 5)
@@ -217,7 +206,11 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
             run = _VerbRun(verb, context, config, names, handles, ops)
             result, more = effect(run, *handle)
         outcome, metadata = _metadata(result)
-        run.finish(result.name, outcome, {**metadata, **more}, began)
+        metadata = {**metadata, **more, "seconds": round(time.monotonic() - began, 3)}
+        run.observe(result.name, outcome, metadata)
+        context.add_output_metadata(metadata)
+        if not context.has_tag(TOPOLOGY_TAG):
+            context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: result.name})
 
     def verb_op(context: dg.OpExecutionContext, config: Any, names: DagsterNames, handles: Handles) -> None:
         perform(context, config, names, handles)

@@ -7,7 +7,7 @@ Dagster's own `run_failure_sensor` does not see them.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -57,10 +57,9 @@ def alerts_to_send(found: Iterable[Alert], open_problems: Mapping[str, float]) -
     return [alert for alert in last.values() if alert.resolved == (_mark(alert) in open_problems)]
 
 
-def check_alerts(instance: dg.DagsterInstance, keys: Iterable[dg.AssetCheckKey], *, warnings: bool) -> list[Alert]:
+def check_alerts(instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey], *, warnings: bool) -> list[Alert]:
     """The newest evaluation of each check that has one."""
-    wanted = list(keys)
-    records = instance.event_log_storage.get_latest_asset_check_execution_by_key(wanted) if wanted else {}
+    records = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys) if keys else {}
     found: list[Alert] = []
     for key, record in sorted(records.items(), key=lambda item: str(item[0])):
         event = record.event.dagster_event if record.event is not None else None

@@ -120,9 +120,7 @@ def prune_ticks(
         return 0
     ours, found = own(names, "clocks"), 0
     for state in instance.all_instigator_state():
-        if state.instigator_name not in ours:
-            continue
-        if repository not in (None, state.origin.repository_origin.get_label()):
+        if state.instigator_name not in ours or repository not in (None, state.origin.repository_origin.get_label()):
             continue
         newest = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
         if newest:

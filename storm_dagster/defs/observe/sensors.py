@@ -90,11 +90,6 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey = SUPERVISORS) -
     )
 
 
-def workers_state(view: ClusterView) -> Any:
-    """State of the workers whose change is observed; a process that was replaced in place is no change."""
-    return [row[:-1] for row in _workers(view)]
-
-
 def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
     """(topology, host, port, status, tasks) of each worker."""
     rows: list[tuple[str, str, int, str, str]] = []
@@ -209,7 +204,8 @@ def cluster_events(
     events: list[Any] = []
     observed: dict[str, tuple[Any, Callable[[], dg.AssetObservation]]] = {
         "state": (supervisors_state(view), lambda: supervisors_observation(view, shown(SUPERVISORS))),
-        "workers": (workers_state(view), lambda: workers_observation(view, shown(WORKERS))),
+        # A process that was replaced in place is no change.
+        "workers": ([row[:-1] for row in _workers(view)], lambda: workers_observation(view, shown(WORKERS))),
         "topologies": (topologies_state(view, http), lambda: topologies_observation(view, http, shown(TOPOLOGIES))),
     }
     states = {name: digest(state) for name, (state, _) in observed.items()}

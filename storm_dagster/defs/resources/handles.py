@@ -6,7 +6,7 @@ without a cluster. Connections are opened inside ``with`` blocks, in the process
 
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def local_cluster_runs(home: Path) -> bool:
     return any(record.role == "dev" and record.alive() for record in RunFile.read_all(home))
 
 
-def run_cli(arguments: Sequence[str]) -> dict[str, Any]:
+def run_cli(*arguments: str) -> dict[str, Any]:
     """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
     try:
         # This run may belong to another cluster, which must not take the new one for its own when it ends.
@@ -56,10 +56,8 @@ def start_cluster(home: Path, *, supervisors: int, slots: int, nimbuses: int) ->
     sensor or a submission without that flag never does.
     """
     run_cli(
-        [
-            *("dev", "--detach", "--ports", "auto", "--home", str(home)),
-            *("--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)),
-        ]
+        *("dev", "--detach", "--ports", "auto", "--home", str(home)),
+        *("--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)),
     )
 
 
@@ -136,11 +134,7 @@ class ClusterHandle(dg.ConfigurableResource):
         """
         if self.spawn and not self._by_the_clock:
             ensure_local_cluster(self.home_path())
-        return cluster_conf(
-            Path(self.home) if self.home else None,
-            Path(self.conf_dir) if self.conf_dir else None,
-            self.overrides or None,
-        )
+        return cluster_conf(self.home_path(), Path(self.conf_dir) if self.conf_dir else None, self.overrides or None)
 
     def home_path(self) -> Path:
         """The state folder, whether it exists or not."""

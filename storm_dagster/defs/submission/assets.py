@@ -5,7 +5,7 @@ storage, so that any stage can be run again alone, in another process.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -65,10 +65,6 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
     return name
 
 
-def _components(ops: OperationsContext, token: str) -> Mapping[int, str]:
-    return read_tasks(ops, token).table.component_of()
-
-
 def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
     return dg.MaterializeResult(metadata={**metadata, "seconds": round(time.monotonic() - began, 3)})
 
@@ -114,15 +110,11 @@ def publish_rebalance(
     context: dg.AssetExecutionContext, ops: OperationsContext, name: str, names: DagsterNames
 ) -> dict[str, Any]:
     """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment now in force."""
-    config = _config_of(context.run.run_config, names.stage_op("assignment"))
-    report = rebalance(ops, name, **config.model_dump())
+    # The form of the run stands on the first of the two assets.
+    forms: Any = context.run.run_config.get("ops") or {}
+    form = (forms.get(names.stage_op("assignment")) or {}).get("config") or {}
+    report = rebalance(ops, name, **RebalanceConfig(**form).model_dump())
     return {**_summary(report), **in_force_metadata(report, task_components(ops, report.topology_id))}
-
-
-def _config_of(run_config: Mapping[str, Any], op: str) -> RebalanceConfig:
-    """The form of the run, which stands on the first of the two assets."""
-    ops = run_config.get("ops") or {}
-    return RebalanceConfig(**((ops.get(op) or {}).get("config") or {}))
 
 
 _STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey]] = []
@@ -205,7 +197,7 @@ def assignment(
         report = submission.stage_assignment(ops, token=token)
         for warning in report.placement.warnings:
             context.log.warning(warning)
-        return _with_seconds(planned_metadata(report, _components(ops, token)), began)
+        return _with_seconds(planned_metadata(report, read_tasks(ops, token).table.component_of()), began)
 
 
 @_stage(keys.PUBLISHED_ASSIGNMENT)
@@ -220,7 +212,7 @@ def published_assignment(
             return _with_seconds(publish_rebalance(context, ops, name, names), began)
         token = token_for(context, ops, name)
         report = submission.publish_assignment(ops, token=token)
-        components = _components(ops, token)
+        components = read_tasks(ops, token).table.component_of()
     if report.replanned:
         # The cluster had changed since storm/assignment was computed: its newest value is this one.
         context.log_event(

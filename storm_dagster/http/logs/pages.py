@@ -54,10 +54,7 @@ def page_bounds(size: int, position: int | None, length: int | None) -> tuple[in
 def read_page(stream: BinaryIO, position: int, length: int) -> bytes:
     """The bytes there; fewer when the file was truncated meanwhile."""
     parts: list[bytes] = []
-    while length > 0:
-        part = os.pread(stream.fileno(), length, position)
-        if not part:
-            break
+    while length > 0 and (part := os.pread(stream.fileno(), length, position)):
         parts.append(part)
         position += len(part)
         length -= len(part)

@@ -101,9 +101,8 @@ class LogRoutes:
         stream, size = self._tree.open(name)
         with stream:
             first, length = page_bounds(size, position, length)
-            return Response(
-                read_page(stream, first, length), media_type="application/octet-stream", headers=_attached(name)
-            )
+            body = read_page(stream, first, length)
+        return Response(body, media_type="application/octet-stream", headers=_attached(name))
 
     def _list(self, request: Request) -> Response:
         folder = (query_text(request, "dir") or "").strip("/")

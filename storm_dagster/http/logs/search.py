@@ -61,24 +61,13 @@ def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, s
 
 def _blocks(stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes): blocks that overlap by a key's length less one, so that no match is cut."""
-    if forward:
-        start = offset
-        while start < size:
-            raw = os.pread(stream.fileno(), min(BLOCK + overlap, size - start), start)
-            if not raw:
-                return
-            yield start, raw
-            start += BLOCK
-    else:
-        end = size - offset
-        while end > 0:
-            start = max(0, end - BLOCK)
-            upto = min(end + overlap, size - offset)
-            raw = os.pread(stream.fileno(), upto - start, start)
-            if not raw:
-                return
-            yield start, raw
-            end = start
+    first, last = (offset, size) if forward else (0, size - offset)
+    for bound in range(first, last, BLOCK) if forward else range(last, first, -BLOCK):
+        start, end = (bound, bound + BLOCK) if forward else (max(0, bound - BLOCK), bound)
+        raw = os.pread(stream.fileno(), min(end + overlap, last) - start, start)
+        if not raw:
+            return
+        yield start, raw
 
 
 def _places(haystack: bytes, key: bytes, forward: bool) -> Iterator[int]:
