@@ -38,7 +38,7 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
     sys.stdout.flush()
 
 
-_SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "ports")
+_SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "spark_workers", "ports")
 
 
 @verb("dev")
@@ -59,6 +59,8 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
     is_child = REPORT_FD in os.environ
     refuse_live_home(home)
     options = DevOptions(zookeepers=int(zookeepers), **given)
+    if options.spark_workers and (conf.get("spark.remote") or conf.get("spark.master")):
+        raise InvalidRequest("--spark-workers is for dev's own Spark: omit it, or spark.remote and spark.master")
     if invocation.dry_run:
         supervisors, slots, nimbuses, _ = options.size
         shown = {name: getattr(options, name) for name in _SIZE}

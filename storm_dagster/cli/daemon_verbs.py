@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 import click
 
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
 from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security, zookeeper_payload
-from storm_dagster.model.spark_remote import SPARK_TOKEN, spark_token
+from storm_dagster.model.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -81,10 +82,10 @@ def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
 
 
 def _become(
-    command: list[str], home: Path, role: str, ports: dict[str, int], env: dict[str, str] | None = None
-) -> None:
+    command: list[str], home: Path, role: str, ports: dict[str, int], env: dict[str, str] | None = None, id: str = "0"
+) -> NoReturn:
     """Replace this process by ``command``: same pid, same run file."""
-    RunFile.write(home, role, "0", ports)
+    RunFile.write(home, role, id, ports)
     sys.stdout.flush()
     sys.stderr.flush()
     # A JVM takes over an inherited "ignore", as Dagster leaves it in a process that a script starts with `&`, and then
@@ -137,15 +138,24 @@ def _secure_nodes(invocation: Invocation) -> None:
 
 
 @verb("spark")
-def spark(invocation: Invocation, warm_up: str | None) -> None:
-    """Run the embedded Spark Connect server (from pyspark's jars)."""
+def spark(invocation: Invocation, role: Literal["connect", "master", "worker"], **given: Any) -> None:
+    """Run the embedded Spark Connect server, or a part of a Spark standalone cluster (from pyspark's jars).
+
+    "master" and "worker" make a standalone cluster, on which the Connect server runs its jobs if spark.connect.master
+    names it. All three need the same secret: storm.secret.file, or one HOME.
+    """
     from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
 
+    for name in sorted({name for name, value in given.items() if value is not None} - _SPARK_OPTIONS[role]):
+        raise InvalidRequest(f"--{name.replace('_', '-')} is no option of `spark {role}`: omit it")
     conf, home = _prepare(invocation)
-    if warm_up is not None:
-        _run_first_jobs(conf, warm_up)
+    if role != "connect":
+        _become_part(conf, home, role, given)
+    if given["warm_up"] is not None:
+        _run_first_jobs(conf, given["warm_up"])
         return
-    port = conf["spark.connect.port"] or _free_port()
+    port, master = conf["spark.connect.port"] or _free_port(), conf["spark.connect.master"]
+    secret = {"spark.authenticate.secret": standalone_secret(conf, home)} if master.startswith("spark://") else {}
     if not any(record.role == "spark" and record.alive() for record in RunFile.read_all(home)):
         sweep_local_dir(home / "spark")
     command = spark_connect_command(
@@ -153,10 +163,40 @@ def spark(invocation: Invocation, warm_up: str | None) -> None:
         home / "spark",
         memory=conf["spark.driver.memory"],
         host=check_exposure(conf, "the embedded Spark server", "secret"),
-        conf=settings_of(conf.values),
+        conf={**secret, **settings_of(conf.values)},
+        master=master,
     )
     environment = {**spark_environment(), SPARK_TOKEN: spark_token(conf, home)}
     _become(command, home, "spark", {"connect": port}, environment)
+
+
+_LISTEN = {"host", "port", "ui_port"}
+_SPARK_OPTIONS = {"connect": {"warm_up"}, "master": _LISTEN, "worker": {*_LISTEN, "cores", "memory", "id"}}
+
+
+def _become_part(conf: ClusterConf, home: Path, role: Literal["master", "worker"], given: Any) -> NoReturn:
+    """Replace this process by a master or a worker of a Spark standalone cluster."""
+    from storm_dagster.spark.server import standalone_command, standalone_environment, sweep_local_dir
+
+    master, id = conf["spark.connect.master"], given["id"] or "0"
+    if role == "worker" and not master.startswith("spark://"):
+        raise InvalidRequest(f"spark.connect.master is {master!r}: set it to the master, such as spark://host:7077")
+    folder = home / "spark" / (role if role == "master" else f"{role}-{id}")
+    same = [each for each in RunFile.read_all(home) if (each.role, each.id) == (f"spark-{role}", id)]
+    if any(each.pid != os.getpid() and each.alive() for each in same):
+        raise Conflict(f"a Spark {role} already runs in {folder}: end it, or give a worker another --id")
+    sweep_local_dir(folder)
+    port = given["port"] if given["port"] is not None else 7077 if role == "master" else 0
+    command = standalone_command(
+        role,
+        folder,
+        standalone_secret(conf, home),
+        host=check_exposure(conf, f"the Spark {role}", "secret", given["host"]),
+        port=port,
+        ui_port=given["ui_port"],
+        worker=(master, given["cores"] or os.cpu_count() or 1, given["memory"] or "1g"),
+    )
+    _become(command, home, f"spark-{role}", {role: port}, standalone_environment(folder), id)
 
 
 def _run_first_jobs(conf: ClusterConf, remote: str) -> None:

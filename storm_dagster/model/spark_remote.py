@@ -5,6 +5,7 @@ from ``storm.secret``, for the cluster's servers on any host. Clients send it in
 pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
 """
 
+import hmac
 import secrets
 import sys
 import uuid
@@ -42,6 +43,17 @@ def spark_token(conf: Any, home: Path) -> str:
     everywhere = "" if derived is None else f"{_EVERYWHERE}\n"
     write_atomically(path, f"{token}\n{everywhere}", mode=0o600)
     return token
+
+
+def standalone_secret(conf: Any, home: Path) -> str:
+    """The secret that master, workers and applications of a Spark standalone cluster prove to each other.
+
+    Derived from ``storm.secret``, for any host; without one from the token of ``home``, for one machine.
+    """
+    security = Security.of(conf)
+    if security.secret is not None:
+        return security.derived("spark standalone").hex()
+    return hmac.new(spark_token(conf, home).encode(), b"spark standalone", "sha256").hexdigest()
 
 
 def with_spark_token(url: str, home: Path | None = None, derived: str | None = None) -> str:

@@ -1,20 +1,22 @@
-"""The embedded Spark Connect server: pyspark's own jars, bound to loopback.
+"""The embedded Spark Connect server, and Spark standalone clusters: pyspark's own jars, bound to loopback.
 
 Found without importing pyspark, so that the daemon that only watches it stays small.
 """
 
+import base64
 import importlib.util
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.java import class_data_options, java_command
 
-_OURS = ("spark.remote", "spark.master", "spark.connect.port", "spark.driver.memory")
+_OURS = ("spark.remote", "spark.master", "spark.connect.port", "spark.connect.master", "spark.driver.memory")
 _GUARDED = (
     "spark.connect.grpc.binding.",
     "spark.connect.authenticate.",
@@ -23,6 +25,8 @@ _GUARDED = (
 )
 _LONGEST_SOCKET_FOLDER = 107 - len("/.00000000-0000-0000-0000-000000000000.sock")
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_ENCRYPTION = {"spark.network.crypto.enabled": "true", "spark.network.crypto.cipher": "AES/GCM/NoPadding"}
+_FILTER = "org.apache.spark.ui.JWSFilter"
 
 
 def spark_home() -> Path:
@@ -35,9 +39,17 @@ def spark_home() -> Path:
 
 
 def spark_connect_command(
-    port: int, local_dir: Path, *, memory: str = "1g", host: str = "127.0.0.1", conf: Mapping[str, str] | None = None
+    port: int,
+    local_dir: Path,
+    *,
+    memory: str = "1g",
+    host: str = "127.0.0.1",
+    conf: Mapping[str, str] | None = None,
+    master: str = "local[*]",
 ) -> list[str]:
     """The command line that runs a Spark Connect server on ``host:port`` in the foreground.
+
+    Its jobs run on ``master``; for a standalone one (``spark://``), ``conf`` has ``spark.authenticate.secret``.
 
     ``memory`` is the driver's heap (Java notation), ``local_dir`` takes shuffle files, the warehouse, the settings (a file
     of this user's own, since every user can read a command line) and the temporary files of the JVM, which leaves them
@@ -70,6 +82,10 @@ def spark_connect_command(
         "spark.local.dir": str(local_dir),
         "spark.sql.warehouse.dir": str(local_dir / "warehouse"),
     }
+    if master.startswith("spark://"):
+        settings.update(_ENCRYPTION)
+        # An executor works in a folder of its own, which its worker removes.
+        settings["spark.executor.defaultJavaOptions"] = "-Djava.io.tmpdir=."
     if len(str(local_dir)) <= _LONGEST_SOCKET_FOLDER:
         # A port of its Python daemon forks a process for whoever connects, before any proof.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
@@ -79,10 +95,53 @@ def spark_connect_command(
     # Spark's own place for options that a cluster's spark.driver.extraJavaOptions adds to.
     settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
     settings.update(conf or {})
-    command = [str(home / "bin" / "spark-submit"), "--master", "local[*]", "--driver-memory", memory]
+    command = [str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", memory]
     command += ["--name", "storm-dagster", "--class", _CLASS]
     command += ["--load-spark-defaults", "--properties-file", str(_write_properties(local_dir, settings))]
     return [*command, "spark-internal"]
+
+
+def standalone_command(
+    role: Literal["master", "worker"],
+    local_dir: Path,
+    secret: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    ui_port: int | None = None,
+    worker: tuple[str, int, str] = ("", 1, "1g"),
+) -> list[str]:
+    """The command line that runs a master or a worker of a Spark standalone cluster on ``host:port`` in the foreground.
+
+    ``worker`` is the master's URL, and the cores and the memory that the worker offers. ``local_dir`` takes what the
+    process keeps, its settings with the secret, and the executors' folders. Start it with
+    :func:`standalone_environment`. Port 0 is any free one; ``ui_port`` opens Spark's web UI on loopback.
+    """
+    home = spark_home()
+    settings = {
+        **_ENCRYPTION,
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": secret,
+        "spark.local.dir": str(local_dir),
+        "spark.worker.timeout": "20",
+        "spark.ui.killEnabled": "false",
+        "spark.master.rest.enabled": "false",
+        # A master that starts again knows the workers and applications of the one before.
+        "spark.deploy.recoveryMode": "FILESYSTEM",
+        "spark.deploy.recoveryDirectory": str(local_dir / "recovery"),
+        "spark.worker.cleanup.enabled": "true",
+        "spark.executor.logs.rolling.strategy": "size",
+        "spark.executor.logs.rolling.maxRetainedFiles": "9",
+    }
+    if ui_port is None and any((home / "jars").glob("jjwt-impl-*.jar")):
+        # Spark cannot omit it: it stays on loopback, and a key that nobody gets refuses every request.
+        settings["spark.ui.filters"] = _FILTER
+        settings[f"spark.{_FILTER}.param.secretKey"] = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}.{role.title()}", "--host", host]
+    command += ["--port", str(port), "--webui-port", str(ui_port or 0)]
+    command += ["--properties-file", str(_write_properties(local_dir, settings))]
+    offer = ["--work-dir", str(local_dir), "--cores", str(worker[1]), "--memory", worker[2], worker[0]]
+    return [*command, *offer] if role == "worker" else command
 
 
 def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
@@ -98,9 +157,9 @@ def _write_properties(folder: Path, settings: Mapping[str, str]) -> Path:
 
 
 def sweep_local_dir(local_dir: Path) -> None:
-    """Create the folder, and remove what servers that were killed left in it."""
+    """Create the folder, and remove what servers and executors that were killed left in it."""
     local_dir.mkdir(parents=True, exist_ok=True)
-    for pattern in ("artifacts-*", "spark-*", "blockmgr-*"):
+    for pattern in ("artifacts-*", "spark-*", "blockmgr-*", "app-*"):
         for left in local_dir.glob(pattern):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -138,3 +197,9 @@ def spark_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_DRIVER_PYTHON"):
         environment.pop(name, None)
     return environment
+
+
+def standalone_environment(local_dir: Path) -> dict[str, str]:
+    """The environment for :func:`standalone_command`, which executors inherit from their worker."""
+    options = f'-XX:+UseSerialGC "-Djava.io.tmpdir={local_dir}"'
+    return {**spark_environment(), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": options}

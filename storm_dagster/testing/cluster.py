@@ -35,6 +35,7 @@ class LocalCluster:
         slots: int = 4,
         nimbuses: int = 1,
         zookeepers: int = 1,
+        spark_workers: int = 0,
         conf: Mapping[str, Any] | None = None,
         timeout: float = 240.0,
     ) -> None:
@@ -42,6 +43,7 @@ class LocalCluster:
         self.home: Path = home.absolute()
         self._timeout = timeout
         self._size = (supervisors, slots, nimbuses, zookeepers)
+        self._spark_workers = spark_workers
         self._conf = dict(conf or {})
         self._cluster: ClusterFile | None = None
 
@@ -52,7 +54,7 @@ class LocalCluster:
         done = run_cli(
             "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home),
             "--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses),
-            "--zookeepers", str(zookeepers),
+            "--zookeepers", str(zookeepers), "--spark-workers", str(self._spark_workers),
             "--timeout", str(self._timeout), *pairs, timeout=self._timeout + 90,
         )  # fmt: skip
         done.check()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -216,6 +217,13 @@ class DevCluster:
         """The Connect server, and the first jobs on it, by a process that loads while the server does."""
         plan = self._plan
         self._progress("spark", "STARTED")
+        if plan.ports.spark_master:
+            # What an earlier master wrote down is over; a server that finds none tries again after 20 s only.
+            shutil.rmtree(self._home / "spark" / "master", ignore_errors=True)
+            master = self._launch(plan.spark_master_daemon())
+            self._wait(lambda: readiness.listens(plan.ports.spark_master), "spark master", [master])
+            for index in range(plan.options.spark_workers):
+                self._launch(plan.spark_worker_daemon(index))
         spark = self._launch(plan.spark_daemon())
         output = self._home / "logs" / "spark-warm-up.out"
         child = spawn(plan.warm_up_command(), output, self._env, mode="wb", cwd=self._home)

@@ -15,7 +15,7 @@ GRACE_SECS = 10.0
 # These would start new workers, or Dagster runs, while the old ones are being ended.
 _FROZEN_ROLES = ("supervisor", "dagster-daemon")
 # Others still write to these while they end.
-_LAST_ROLES = ("zookeeper", "spark")
+_LAST_ROLES = ("zookeeper", "spark", "spark-master", "spark-worker")
 # It waits up to a minute for a sensor tick that blocks on ZooKeeper; a tick has nothing to lose.
 _BRIEF_ROLES = ("dagster-code",)
 _BRIEF_SECS = 2.0

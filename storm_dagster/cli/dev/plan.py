@@ -43,6 +43,8 @@ class DevOptions:
     """Servers of the ZooKeeper ensemble."""
     warm_runs: bool = True
     """Whether Dagster's runs start in forks of a process that has loaded everything."""
+    spark_workers: int = 0
+    """Workers of a Spark standalone cluster on which the Connect server runs its jobs; 0: they run in the server."""
 
     @property
     def size(self) -> tuple[int, int, int, int]:
@@ -191,6 +193,8 @@ class ClusterPlan:
         if self.embeds_spark:
             values["spark.remote"] = self.spark_remote
             values["spark.connect.port"] = self.ports.spark
+            if self.ports.spark_master:
+                values["spark.connect.master"] = f"spark://{HOST}:{self.ports.spark_master}"
         return values
 
     def zookeeper_daemons(self) -> list[DaemonSpec]:
@@ -227,6 +231,17 @@ class ClusterPlan:
     def spark_daemon(self) -> DaemonSpec:
         """The embedded Spark Connect server."""
         return self._daemon("spark", "0", {"connect": self.ports.spark}, {"spark.remote": None})
+
+    def spark_master_daemon(self) -> DaemonSpec:
+        """Master of the Spark standalone cluster."""
+        where = ("--host", HOST, "--port", str(self.ports.spark_master))
+        return DaemonSpec("spark-master", "0", self._python("spark", {}, "master", *where))
+
+    def spark_worker_daemon(self, index: int) -> DaemonSpec:
+        """Worker of the Spark standalone cluster, with room for one executor of one core."""
+        name, memory = f"{index + 1}", str(self.conf.get("spark.executor.memory") or "1g")
+        size = ("--host", HOST, "--id", name, "--cores", "1", "--memory", memory)
+        return DaemonSpec("spark-worker", name, self._python("spark", {}, "worker", *size))
 
     def warm_up_command(self) -> tuple[str, ...]:
         """A process that runs the first jobs on the server, so that the first submission does not."""

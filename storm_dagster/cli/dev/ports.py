@@ -36,12 +36,15 @@ class DevPorts:
     """Worker ports of each supervisor."""
     ensemble: tuple[tuple[int, int, int], ...] = ()
     """(client, peer, election) of each ZooKeeper server; empty for a single one."""
+    spark_master: int = 0
+    """Of Spark's standalone master; 0 without one."""
 
     def all(self) -> list[int]:
         """All of them."""
         single = [self.zookeeper, self.spark, self.webserver]
         flat = [port for ports in self.slots for port in ports]
         flat += [port for ports in self.ensemble for port in ports if port != self.zookeeper]
+        flat += [self.spark_master] if self.spark_master else []
         return [*single, *self.thrift, *self.http, *self.supervisor_http, *flat]
 
 
@@ -73,12 +76,13 @@ def _default(conf: ClusterConf, options: "DevOptions") -> DevPorts:
         slots=tuple(tuple(own[index * slots : (index + 1) * slots]) for index in range(supervisors)),
         # ZooKeeper's own defaults for the other two.
         ensemble=tuple((client + i, 2888 + i, 3888 + i) for i in range(zookeepers)) if zookeepers > 1 else (),
+        spark_master=7077 if options.spark_workers else 0,
     )
 
 
 def _auto(options: "DevOptions") -> DevPorts:
     supervisors, slots, nimbuses, zookeepers = options.size
-    wanted = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
+    wanted = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers + bool(options.spark_workers)
     if wanted > len(_AUTO) // 2:
         raise InvalidRequest(f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots")
     picked: list[int] = []
@@ -100,6 +104,7 @@ def _auto(options: "DevOptions") -> DevPorts:
         supervisor_http=tuple(next(take) for _ in range(supervisors)),
         slots=tuple(tuple(sorted(next(take) for _ in range(slots))) for _ in range(supervisors)),
         ensemble=tuple(servers) if zookeepers > 1 else (),
+        spark_master=next(take) if options.spark_workers else 0,
     )
 
 
@@ -110,8 +115,9 @@ def _load_ports(path: Path) -> DevPorts | None:
         return None
 
 
-def _shape(ports: DevPorts) -> tuple[int, int, int, set[int]]:
-    return len(ports.slots), len(ports.http), len(ports.ensemble), {len(slots) for slots in ports.slots}
+def _shape(ports: DevPorts) -> tuple[int, int, int, bool, set[int]]:
+    sizes = {len(slots) for slots in ports.slots}
+    return len(ports.slots), len(ports.http), len(ports.ensemble), ports.spark_master > 0, sizes
 
 
 def _busy(ports: Iterable[int]) -> list[int]:
