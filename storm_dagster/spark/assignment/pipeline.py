@@ -52,7 +52,7 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
     frames = batch_frames(batches)
     placed = PLACED.empty_table()
     if frames.topologies.num_rows:
-        placed = _placed(session, frames, _partitions(batches), _together(batches)).toArrow()
+        placed = _placed(session, frames, *_cut(batches)).toArrow()
     results = _read_results(batches, placed)
     seconds = time.monotonic() - started
     return [PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds) for placements in results]
@@ -72,16 +72,11 @@ def _read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[t
     ]
 
 
-def _partitions(batches: Sequence[PlacementBatch]) -> int:
-    """Number of partitions, at least two."""
-    tasks = sum(len(topology.tasks) for batch in batches for topology in batch.topologies)
-    return max(2, min(_MOST_PARTITIONS, tasks // _TASKS_OF_PARTITION))
-
-
-def _together(batches: Sequence[PlacementBatch]) -> int:
-    """Number of topologies in one Arrow group."""
+def _cut(batches: Sequence[PlacementBatch]) -> tuple[int, int]:
+    """(number of partitions, number of topologies in one Arrow group)."""
     tasks = [len(topology.tasks) for batch in batches for topology in batch.topologies]
-    return max(1, _TASKS_OF_GROUP * len(tasks) // max(1, sum(tasks)))
+    partitions = max(2, min(_MOST_PARTITIONS, sum(tasks) // _TASKS_OF_PARTITION))
+    return partitions, max(1, _TASKS_OF_GROUP * len(tasks) // max(1, sum(tasks)))
 
 
 def _grouped(frame: DataFrame, partitions: int, together: int) -> GroupedData:
