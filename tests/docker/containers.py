@@ -20,6 +20,7 @@ COMPOSE = ROOT / "docker" / "compose.yaml"
 PROJECT = "storm-dagster-test"
 LASTING = (
     *("zk1", "zk2", "zk3", "nimbus1", "nimbus2", "supervisor1", "supervisor2", "supervisor3"),
+    *("spark-master", "spark-worker1", "spark-worker2"),
     *("spark", "postgres", "dagster-code", "dagster-web", "dagster-daemon"),
 )
 """Services that never end by themselves."""

@@ -36,6 +36,9 @@ def test_the_production_shape_is_complete() -> None:
     assert {"zk1", "zk2", "zk3", "nimbus1", "nimbus2", "supervisor1", "supervisor2", "supervisor3"} <= SERVICES.keys()
     assert {
         "spark",
+        "spark-master",
+        "spark-worker1",
+        "spark-worker2",
         "postgres",
         "dagster-code",
         "dagster-web",
@@ -104,11 +107,22 @@ def test_every_service_is_hardened_and_bounded() -> None:
             assert service["restart"] == "unless-stopped" and service["healthcheck"]["test"] and service["cpus"], name
 
 
+def test_the_connect_server_runs_its_jobs_on_the_workers() -> None:
+    assert load_cluster_conf(DOCKER)["spark.connect.master"] == "spark://spark-master:7077"
+    assert "spark-master" in SERVICES["spark"]["depends_on"]
+    for name in ("spark-worker1", "spark-worker2"):
+        service = SERVICES[name]
+        assert "spark-master" in service["depends_on"] and service["image"] == SERVICES["spark"]["image"]
+        assert f"storm.local.hostname={name}" in service["command"] and service["hostname"] == name
+        port = service["command"][service["command"].index("--port") + 1]
+        assert service["healthcheck"]["test"][-3:] == ["tcp", name, port]
+
+
 def test_only_loopback_is_published_and_inner_networks_reach_nothing() -> None:
     assert all(COMPOSE["networks"][name] == {"internal": True} for name in ("cluster", "database"))
     for name, service in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
-        if "supervisor" in name or name.startswith("zk"):
+        if "supervisor" in name or name.startswith(("zk", "spark")):
             assert service["networks"] == ["cluster"], f"{name} has no way to the database or out"
 
 
