@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import signal
@@ -48,8 +49,9 @@ class Harm:
 
     def sent(self) -> tuple[int, int]:
         """(numbers sent, numbers acked from the first on)."""
-        for path in self.cluster.home.glob(f"**/{NAME}/numbers/*.sqlite3"):
-            state = TaskState(path)
+        # Not Path.glob, which raises where a folder of the cluster disappears meanwhile.
+        for path in glob.iglob(f"{self.cluster.home}/**/{NAME}/numbers/*.sqlite3", recursive=True):
+            state = TaskState(Path(path))
             try:
                 return int(state.get("sent", 0)), int(state.get("done", 0))
             finally:
