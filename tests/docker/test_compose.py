@@ -107,6 +107,14 @@ def test_every_service_is_hardened_and_bounded() -> None:
             assert service["restart"] == "unless-stopped" and service["healthcheck"]["test"] and service["cpus"], name
 
 
+def test_the_first_command_starts_every_service_that_lasts() -> None:
+    wanted, found = ["cli"], {"cli"}
+    while wanted:
+        wanted += (more := SERVICES[wanted.pop()].get("depends_on", {}).keys() - found)
+        found |= more
+    assert SERVICES.keys() - {"prometheus"} == found
+
+
 def test_the_connect_server_runs_its_jobs_on_the_workers() -> None:
     assert load_cluster_conf(DOCKER)["spark.connect.master"] == "spark://spark-master:7077"
     assert "spark-master" in SERVICES["spark"]["depends_on"]
