@@ -115,7 +115,8 @@ def standalone_command(
 
     ``worker`` is the master's URL, and the cores and the memory that the worker offers. ``local_dir`` takes what the
     process keeps, its settings with the secret, and the executors' folders. Start it with
-    :func:`standalone_environment`. Port 0 is any free one; ``ui_port`` opens Spark's web UI on loopback.
+    :func:`standalone_environment`. Port 0 is any free one; ``ui_port`` opens Spark's web UI on loopback. Raises
+    :class:`Unavailable` when the web UI would be open without that.
     """
     home = spark_home()
     settings = {
@@ -133,8 +134,10 @@ def standalone_command(
         "spark.executor.logs.rolling.strategy": "size",
         "spark.executor.logs.rolling.maxRetainedFiles": "9",
     }
-    if ui_port is None and any((home / "jars").glob("jjwt-impl-*.jar")):
+    if ui_port is None:
         # Spark cannot omit it: it stays on loopback, and a key that nobody gets refuses every request.
+        if not any((home / "jars").glob("jjwt-impl-*.jar")):
+            raise Unavailable("pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port")
         settings["spark.ui.filters"] = _FILTER
         settings[f"spark.{_FILTER}.param.secretKey"] = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}.{role.title()}", "--host", host]

@@ -10,7 +10,9 @@ import pytest
 from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
 from storm_dagster.cli.dev.ports import choose_ports
 from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.spark_remote import derived_spark_token, spark_token, standalone_secret
+from storm_dagster.spark import server
 from storm_dagster.spark.server import settings_of, spark_connect_command, standalone_command, standalone_environment
 from storm_dagster.testing.cluster import run_cli
 
@@ -50,6 +52,18 @@ def test_master_and_worker_authenticate_on_loopback_and_show_no_page(
     environment = standalone_environment(folder)
     # Spark's web UI listens there.
     assert environment["SPARK_LOCAL_IP"] == "127.0.0.1" and "PYSPARK_PYTHON" in environment
+
+
+def test_a_page_that_cannot_be_closed_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "spark_home", lambda: tmp_path / "pyspark")
+    with pytest.raises(
+        Unavailable, match="pyspark has no jjwt jars, which close Spark's web UI: use a newer one, or --ui-port"
+    ):
+        standalone_command("master", tmp_path / "master", "planted")
+    assert list(tmp_path.iterdir()) == []
+    assert option(standalone_command("master", tmp_path / "master", "planted", ui_port=8080), "--webui-port") == "8080"
 
 
 def test_the_connect_server_uses_the_master_of_the_conf(tmp_path: Path) -> None:

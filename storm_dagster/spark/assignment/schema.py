@@ -87,7 +87,7 @@ PLACED = pa.schema(
         "text: text, number: int, against: text"
     )
 )
-"""The rows of ``core.scheduling.steps.TopologyEvent.assign``."""
+"""The rows of ``core.scheduling.strategy.TopologyEvent.assign``."""
 
 
 def read_executors(runs: pa.Table) -> dict[int, Executors]:
