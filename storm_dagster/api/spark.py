@@ -14,6 +14,7 @@ from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spark_session import (
     ErrorsOnce,
+    again_if_slow,
     archive_of,
     check_function,
     drop_worker_session,
@@ -222,6 +223,7 @@ class SparkSpout(Spout):
                 if ended is not None:
                     raise self._typed(ended)
             self._query = self._start_query()
+            self._newest.setdefault(self._query.runId, -1)
             self._check_at = now + _CHECK_SECS
         except Exception as error:
             lost = isinstance(error, Conflict)
@@ -260,8 +262,9 @@ class SparkSpout(Spout):
         if running and not self._emits:
             self._checkpoint_owner.take(session)
             _log.info("%s goes on: run %s", self._what, running[0].runId)
-            # What ended before is in the statistics of the task that started it.
-            new_reports(running[0], self._newest)
+            if running[0].runId not in self._newest:
+                # What ended before is in the statistics of the task that started it.
+                new_reports(running[0], self._newest)
             return running[0]
         writer = self._writer(self._frame(session))
         # Nothing is written before the query is known to be one.
@@ -270,7 +273,7 @@ class SparkSpout(Spout):
             # Its rows go to a task that is gone.
             query.stop()
         writer = writer.queryName(self._query_name).option("checkpointLocation", self.checkpoint)
-        return self._run(writer.trigger(processingTime=self.trigger))
+        return again_if_slow(lambda: self._run(writer.trigger(processingTime=self.trigger)))
 
     def _frame(self, session: Any) -> Any:
         frame = self._function(session, **self.source_args)

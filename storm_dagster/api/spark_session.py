@@ -17,7 +17,7 @@ import socket
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 # classes, grpc's among them.
 _SESSION_LOSS = re.compile(
     "SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|INVALID_HANDLE|UNAVAILABLE|Connection refused|Socket closed|"
-    "failed to connect|SparkContext was shut down|stopped SparkContext"
+    "failed to connect to|No active Spark session|SparkContext was shut down|stopped SparkContext"
 )
+_SLOW_START = "Python worker failed to connect back"
 # What Spark says of a checkpoint whose query had other state or other sources, and of one with two runs.
 _CHANGED = re.compile(
     "STATEFUL_OPERATOR_NOT_MATCH|SCHEMA_NOT_COMPATIBLE|schema for existing state|sources in the checkpoint"
@@ -68,6 +69,18 @@ def is_session_loss(error: BaseException) -> bool:
     return _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
 
 
+def again_if_slow(call: Callable[[], Any]) -> Any:
+    """Its result; a Python process that Spark has started for it and that came too late gets two more chances."""
+    for _ in range(2):
+        try:
+            return call()
+        except Exception as error:
+            if _SLOW_START not in str(error):
+                raise
+            _log.info("Spark waited in vain for its Python process: it starts another one")
+    return call()
+
+
 def missing_connector(error: BaseException, version: str) -> str | None:
     """The remedy, if the error is that Spark lacks a data source; else ``None``."""
     found = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
@@ -99,6 +112,10 @@ def query_error(error: BaseException, what: str, checkpoint: str, version: str) 
     missing = missing_connector(error, version)
     if missing is not None:
         return InvalidTopology(f"{what}: {missing}")
+    if _SLOW_START in text:
+        return Unavailable(
+            f"{what}: no Python process of Spark's started within 10 s, so its host is too busy ({cause})"
+        )
     if is_session_loss(error) and "STREAM_FAILED" not in text:
         return Unavailable(f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint")
     if _CHANGED.search(text):

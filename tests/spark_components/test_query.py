@@ -30,6 +30,7 @@ from storm_dagster.testing import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.spark_component import start
+from storm_rigs.spark_server import SparkServer
 from storm_rigs.world import World
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -210,6 +211,43 @@ def test_a_function_gets_each_batch_with_its_id_and_its_error_is_the_components(
     assert [(out / name).read_text() for name in "01"] == ["one\ntwo", "three"]
 
 
+def test_a_python_process_of_sparks_that_starts_slowly_is_no_error(
+    make: Callable[..., Any], tmp_path: Path, spark_server: SparkServer
+) -> None:
+    (tmp_path / "out").mkdir()
+    first, slow = tmp_path / "first", spark_server.python_path / "sitecustomize.py"
+    first.touch()
+    # Spark gives it ten seconds; the second one comes in time.
+    slow.write_text(
+        "import pathlib, sys, time\n"
+        "if 'foreach_batch_worker' in ' '.join(sys.orig_argv):\n"
+        f"    try: pathlib.Path({str(first)!r}).unlink()\n"
+        "    except FileNotFoundError: pass\n"
+        "    else: time.sleep(12)\n"
+    )
+    try:
+        query = make("lines", each_batch="query_code:store", batch_args={"folder": str(tmp_path / "out")})
+        session = worker_session(query._conf, query._archive, query._code)
+        write(tmp_path / "in", "one")
+        run_until(query, lambda: (tmp_path / "out" / "0").exists(), "the batch")
+    finally:
+        slow.unlink()
+    assert not first.exists(), "the first process must have been slow to show anything"
+    assert not query._collector.errors
+    assert query._session is session, "a session with slow processes is not lost"
+
+
+def test_a_session_that_another_component_closed_is_replaced(make: Callable[..., Any], tmp_path: Path) -> None:
+    query = make("lines", path=str(tmp_path / "out"))
+    run_until(query, lambda: query._query is not None, "the query")
+    drop_worker_session(query._conf, query._session, query._code)
+    write(tmp_path / "in", "one")
+    # The batch may end before the query is found again.
+    run_until(query, lambda: query._collector.written == [1], "the row")
+    assert all(isinstance(error, Unavailable) for error in query._collector.errors), query._collector.errors
+    assert not query._session.client.is_closed
+
+
 def test_the_example_counts_lines_by_the_hour_in_which_their_file_was_changed(
     make: Callable[..., Any], tmp_path: Path, conf: dict[str, Any], archive: Path
 ) -> None:
@@ -320,6 +358,7 @@ sys.path[:0] = given["path"]
 from pathlib import Path
 from storm_dagster.api import SparkQuery, TopologyBuilder
 from storm_rigs.spark_component import start
+from storm_rigs.spark_server import SparkServer
 builder = TopologyBuilder("query")
 builder.set_spout("lines", SparkQuery, args=given["args"])
 query = start(SparkQuery, "lines", given["args"], builder.build(), given["conf"], topology_id="query-1-1",

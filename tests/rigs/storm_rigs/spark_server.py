@@ -43,6 +43,8 @@ class SparkServer:
         self.port = port
         self.remote: str = f"sc://127.0.0.1:{port}"
         self._folder = folder
+        # What a test puts there its Python processes can import, such as a sitecustomize module.
+        self.python_path: Path = folder / "python"
         self._memory = memory
         # With its status page on a port of its own, its jobs can be counted.
         self._page = page
@@ -59,13 +61,13 @@ class SparkServer:
         """Start it, unless it runs, and wait until it listens."""
         if self._process is not None and self._process.poll() is None:
             return self
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.python_path.mkdir(parents=True, exist_ok=True)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         conf = {"spark.ui.enabled": "true", "spark.ui.port": str(self._page)} if self._page else {}
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 spark_connect_command(self.port, self._folder, memory=self._memory, conf=conf),
-                env=spark_environment(),
+                env=spark_environment({**os.environ, "PYTHONPATH": str(self.python_path)}),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
