@@ -108,7 +108,7 @@ def main() -> None:
         "--only",
         choices=[
             "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
-            "submission", "start", "peers", "pages",
+            "submission", "start", "peers", "pages", "spark",
         ],
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
@@ -203,6 +203,11 @@ def main() -> None:
             from assignment import report
 
             for metric, reference, ours in report(remote, quick=options.quick):
+                row(metric, reference, ours)
+        if options.only in (None, "spark"):
+            from spark_chain import report as chain_report
+
+            for metric, reference, ours in chain_report(cluster, Path(folder), quick=options.quick):
                 row(metric, reference, ours)
         if options.only in (None, "dataplane"):
             dataplane_report(

@@ -236,10 +236,13 @@ def submit_spark_pipeline(demo: Demo) -> None:
     files = spark_pipeline.source_files()
     size = sum(path.stat().st_size for path in files)
     demo.say(f"submitting the pipeline on Spark over {len(files)} files, {size / 1e6:.1f} MB, beside it")
-    target = f"{HERE / 'spark_pipeline.py'}:pipeline"
-    demo.background = ThreadPoolExecutor(1).submit(
-        demo.cli, "submit", target, "--name", "keywords", "--", str(demo.home / "keywords")
-    )
+
+    def submit() -> None:
+        for name, target in (("keywords", "pipeline"), ("ages", "ages")):
+            code = f"{HERE / 'spark_pipeline.py'}:{target}"
+            demo.cli("submit", code, "--name", name, "--", str(demo.home / name))
+
+    demo.background = ThreadPoolExecutor(1).submit(submit)
 
 
 def check_spark_pipeline(demo: Demo, timeout: float = 180.0) -> None:
@@ -281,6 +284,30 @@ def check_spark_pipeline(demo: Demo, timeout: float = 180.0) -> None:
     demo.say(f"{len(parts)} Parquet files by micro-batches on the cluster's Spark: equal to the independent count")
     for word, times in written.most_common(5):
         print(f"    {word:<16}{times:>8}")
+    fused = demo.cli("explain", "keywords")["fused"]
+    check(fused == {"indents": "lines", "indent_totals": "lines"}, f"fused are {fused}")
+    indented = Counter[int]()
+    for part in (demo.home / "keywords.indents").glob("*.parquet"):
+        for row in parquet.read_table(part).to_pylist():
+            indented[row["spaces"]] += row["count"]
+    check(indented.total() == lines, f"the fused bolts counted {indented.total()} of {lines} lines")
+    demo.say(f"{' and '.join(fused)} ran in the query of lines: all {lines} lines counted by their indent")
+    check_query(demo, lines, deadline)
+
+
+def check_query(demo: Demo, lines: int, deadline: float) -> None:
+    """Wait until the query over event-time windows has counted every line."""
+    import pyarrow.parquet as parquet
+
+    hours: dict[str, int] = {}
+    while sum(hours.values()) != lines:
+        check(time.monotonic() < deadline, f"the query's windows have {sum(hours.values())} of {lines} lines")
+        time.sleep(0.3)
+        done = {path.parent for path in (demo.home / "ages").glob("batch=*/_SUCCESS")}
+        for batch in sorted(done, key=lambda path: int(path.name.partition("=")[2])):
+            for part in batch.glob("*.parquet"):
+                hours |= {str(row["hour"]): row["lines"] for row in parquet.ParquetFile(part).read().to_pylist()}
+    demo.say(f"a query of Spark's own counted the same lines in {len(hours)} windows of an hour")
 
 
 def _spark_lines(path: Path) -> int:

@@ -4,8 +4,11 @@
 
 The spout is a Structured Streaming query over the source files of Python's own standard library; its
 checkpoint advances only after every line is acked. A Python bolt counts Python's keywords in each line. The
-last bolt turns micro-batches of those counts into DataFrames and writes their totals as Parquet. All Spark
-jobs run on the cluster's Spark: by default the embedded server, or whatever ``topology.spark.remote``,
+last bolt turns micro-batches of those counts into DataFrames and writes their totals as Parquet.
+
+Two more bolts count how far lines are indented. All that they read is Spark's, so they are fused: their functions run in the
+spout's own query, and no line passes a worker for them. `topology.spark.fuse: false` runs them as bolts of their own. All
+Spark jobs run on the cluster's Spark: by default the embedded server, or whatever ``topology.spark.remote``,
 ``spark.remote`` or ``spark.master`` names.
 
 Delivery is at least once: after a crash a micro-batch may be written twice.
@@ -65,6 +68,18 @@ def write_totals(frame: DataFrame, out: str) -> None:
     totals.coalesce(1).write.mode("append").parquet(out)
 
 
+def indents_of(frame: DataFrame) -> DataFrame:
+    """The number of spaces that each line begins with."""
+    from pyspark.sql import functions as f
+
+    return frame.select(f.length(f.regexp_extract("line", "^( *)", 1)).alias("spaces"))
+
+
+def write_indents(frame: DataFrame, out: str) -> None:
+    """Add the micro-batch's number of lines with each indent to the Parquet folder ``out``."""
+    frame.groupBy("spaces").count().coalesce(1).write.mode("append").parquet(out)
+
+
 class KeywordBolt(Bolt):
     """One tuple for each different keyword of a line."""
 
@@ -102,6 +117,15 @@ def pipeline(out: str, checkpoint: str | None = None, pattern: str | None = None
             "schema": "keyword string, times long",
             "batch_secs": 2.0,
         },
+    )
+    builder.set_bolt(
+        "indents", SparkBolt, inputs="lines", args={"function": "spark_pipeline:indents_of"}, outputs=["spaces"]
+    )
+    builder.set_bolt(
+        "indent_totals",
+        SparkBolt,
+        inputs="indents",
+        args={"function": "spark_pipeline:write_indents", "args": {"out": f"{out}.indents"}},
     )
     return builder
 

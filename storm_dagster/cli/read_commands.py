@@ -116,6 +116,8 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
 
     shown = sorted(known, key=int) if task is None else [str(task)]
     print_table("", ["task", "component", "slot", "", "why"], map(row, shown))
+    if document.get("fused"):
+        print_table("fused: these run on Spark, in the query of a spout", "component spout", document["fused"].items())
     choice = document.get("choice")
     if choice:
         print_table(

@@ -18,7 +18,6 @@ from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import Security
-from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.wire import HistoryQuestion
 from storm_dagster.nimbus.member import Nimbus
@@ -280,17 +279,17 @@ class ClusterReader:
         found = self._errors.get(topology.id, lambda: {"errors": status.errors_of(context, topology.id)})
         return found["errors"] if found else []
 
-    def spec(self, topology: TopologyView) -> TopologySpec | None:
+    def code(self, topology: TopologyView) -> Runnable | None:
         """For a page: the topology as it was submitted; ``None`` while no nimbus holds its code."""
 
         def read() -> Mapping[str, Any]:
             try:
-                return {"spec": self.runnable(topology.id).spec}
+                return {"code": self.runnable(topology.id)}
             except StormDagsterError:
-                return {"spec": None}
+                return {"code": None}
 
-        found, _ = self._history.latest(("spec", topology.code_dir), read, self._askers, _PATIENCE_SECS)
-        return found["spec"] if found else None
+        found, _ = self._history.latest(("code", topology.code_dir), read, self._askers, _PATIENCE_SECS)
+        return found["code"] if found else None
 
     def _nimbuses(self) -> list[dict[str, Any]]:
         nimbus = self._nimbus

@@ -19,6 +19,7 @@ from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import Runnable, current_topology, monitor_batch
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
+from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome, TaskError, TaskTable
@@ -109,12 +110,13 @@ def explain_document(
 
     ``down`` are tasks that do not run: those for which no slot can be found now are in ``unassigned`` with
     the reason, the others in ``waiting`` with the slot that they would get. ``components`` and ``slots`` map
-    each task; ``choice`` compares the worker of ``task`` with those that it was chosen from.
+    each task; ``fused`` maps bolts to the spout whose query runs them; ``choice`` compares the worker of ``task`` with those that it was chosen from.
     """
     document = dict(stored)
     if topology.tasks is None:
         return document
     components = topology.tasks.component_of()
+    document["fused"] = fused_components(runnable.spec, runnable.conf)
     document["components"] = {str(number): name for number, name in sorted(components.items())}
     slots = topology.assignment.task_slots() if topology.assignment else {}
     document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}

@@ -82,7 +82,7 @@ class PageFacts:
         topology = topology_by_name(view, request.path_params["name"])
         stats, age = self._reader.figures(topology)
         errors, now = self._reader.errors(topology), time.time()
-        flow = TopologyFlow(topology, stats, self._reader.spec(topology), errors, int(now))
+        flow = TopologyFlow(topology, stats, self._reader.code(topology), errors, int(now))
         focus = query_text(request, "focus", 200) or ""
         if focus and focus not in flow.rows:
             raise KeyNotFound(f"topology {topology.base.name!r} has no component {focus!r}")
@@ -128,7 +128,7 @@ class PageFacts:
         def draw() -> str:
             topology = topology_by_name(self._reader.view(), request.path_params["name"])
             stats, _ = self._reader.figures(topology)
-            flow = TopologyFlow(topology, stats, self._reader.spec(topology), (), int(time.time()))
+            flow = TopologyFlow(topology, stats, self._reader.code(topology), (), int(time.time()))
             return flow.picture("", None)
 
         try:

@@ -5,7 +5,9 @@ from typing import Any
 
 from storm_dagster.core.pictures.graph import DrawnComponent, DrawnEdge, State, graph_picture
 from storm_dagster.core.pictures.layout import neighborhood
+from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model.amounts import compact, latency, percent
+from storm_dagster.model.fusion import fused_components
 from storm_dagster.model.records import TaskError, TaskTable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import TopologyView
@@ -39,7 +41,7 @@ class TopologyFlow:
         self,
         topology: TopologyView,
         stats: Mapping[str, Any] | None,
-        spec: TopologySpec | None,
+        code: Runnable | None,
         errors: Sequence[tuple[str, TaskError]],
         now_secs: int,
     ) -> None:
@@ -54,6 +56,7 @@ class TopologyFlow:
             counts[component] = counts.get(component, 0) + error.count
         flow: Mapping[str, Any] = self._stats.get("components", {})
         self._tasks = {task: name for name in names for task in table.components[name].ids}
+        fused = fused_components(code.spec, code.conf) if code is not None else {}
         self.rows: dict[str, dict[str, Any]] = {
             name: {
                 "name": name,
@@ -63,10 +66,11 @@ class TopologyFlow:
                 **{key: flow.get(name, {}).get(key) for key in COLUMNS if key not in ("name", "errors")},
                 "errors": counts.get(name, 0),
                 "slow": name in self._slow,
+                "fused": fused.get(name, ""),
             }
             for name in names
         }
-        self.edges = self._edges(spec)
+        self.edges = self._edges(code.spec if code is not None else None)
 
     def lags(self, focus: str) -> list[tuple[str, str, float | None, float | None]]:
         """(component, partition, records, seconds) of what sources are behind, the most first."""
@@ -198,6 +202,8 @@ class TopologyFlow:
 def _lines(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Two lines of a component in the graph."""
     first = f"{compact(row['rate'])}/s \u00b7 p95 {latency(row['p95_ms'])}" if row["rate"] is not None else "no figures"
+    if row["fused"]:
+        return first, f"in the query of {row['fused']}"
     if row["kind"] == "bolt":
         return first, f"{compact(row['waiting'])} wait" if row["waiting"] is not None else ""
     parts = [f"lag {compact(row['lag'])}"] if row["lag"] is not None else []
