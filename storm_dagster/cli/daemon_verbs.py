@@ -166,7 +166,7 @@ def spark(invocation: Invocation, role: Literal["connect", "master", "worker"], 
         conf={**secret, **settings_of(conf.values)},
         master=master,
     )
-    environment = {**spark_environment(), SPARK_TOKEN: spark_token(conf, home)}
+    environment = {**spark_environment(home / "spark"), SPARK_TOKEN: spark_token(conf, home)}
     _become(command, home, "spark", {"connect": port}, environment)
 
 

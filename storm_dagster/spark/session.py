@@ -84,21 +84,27 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
 
 def open_connect(remote: str) -> SparkSession:
     """Open a session at the URL without making it the process's default, so that no other code uses it."""
-    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     # Without it pyspark.sql.functions look for a classic context: pyspark's own builder sets it too.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     session = ConnectSession(connection=with_spark_token(remote))
-    session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+    limit_retries(session)
     # Stopping it in one process must not end it for the others.
     session.release_session_on_close = False
     close_at_exit(session)  # pyright: ignore[reportArgumentType]
     return session  # pyright: ignore[reportReturnType]
 
 
-def close_at_exit(session: SparkSession) -> None:
-    """Close this process's side of the session when the process ends.
+def limit_retries(session: Any) -> None:
+    """Without this a server that died is tried again for ten minutes, also by threads that an ending process waits for."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+
+
+def close_at_exit(session: SparkSession, release: str = "") -> None:
+    """Close this process's side of the session when the process ends; ``release``: the server's too, if that URL answers.
 
     pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone; it leaves
     closed sessions alone, and hooks run in reverse order of registration.
@@ -107,8 +113,13 @@ def close_at_exit(session: SparkSession) -> None:
 
     def close() -> None:
         opened = kept()
-        if opened is not None:
-            forget_session(opened)
+        if opened is None:
+            return
+        with suppress(Unavailable):
+            if release:
+                check_reachable(release, 1.0)
+                opened.stop()
+        forget_session(opened)
 
     atexit.register(close)
 

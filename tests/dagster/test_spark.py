@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.errors import Unavailable
 from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.fault_proxy import FaultProxy
+from storm_rigs.spark_server import SparkServer
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -58,6 +62,27 @@ def test_the_session_for_users_is_dagster_pysparks(tmp_path: Path, spark_remote:
     resource = SparkResource(home=str(tmp_path)).pyspark()
     assert isinstance(resource, LazyPySparkResource)
     assert resource.spark_session.range(5).count() == 5
+
+
+def test_a_users_process_ends_although_its_spark_server_is_gone(tmp_path: Path, spark_server: SparkServer) -> None:
+    """pyspark's exit hook alone would go on asking the dead server for ten minutes."""
+    code = (
+        "import sys\n"
+        "from storm_dagster.defs.resources.spark import SparkResource\n"
+        "resource = SparkResource(home=sys.argv[1], overrides={'spark.remote': sys.argv[2]})\n"
+        "print(resource.pyspark().spark_session.range(5).count(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with FaultProxy("127.0.0.1", spark_server.port) as link:
+        command = [sys.executable, "-c", code, str(tmp_path), f"sc://127.0.0.1:{link.port}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "5\n"
+            link.close()
+            try:
+                process.communicate(timeout=100)
+            finally:
+                process.kill()
+    assert process.returncode == 0
 
 
 TEN = datetime.datetime(2026, 1, 1, 10, tzinfo=datetime.timezone.utc)

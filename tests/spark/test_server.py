@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psutil
 import pytest
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
+from storm_dagster.spark.session import forget_session, open_connect
 from storm_rigs.spark_server import SparkServer, wait_until_ready
 
 
@@ -68,8 +70,10 @@ def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / "spark").iterdir()] == ["warehouse"] and (tmp_path / "new").is_dir()
 
 
-def test_the_environment_lets_python_workers_import_this_package() -> None:
-    environment = spark_environment({"PYTHONPATH": "/a", "SPARK_REMOTE": "sc://elsewhere", "PATH": os.environ["PATH"]})
+def test_the_environment_lets_python_workers_import_this_package(tmp_path: Path) -> None:
+    environment = spark_environment(
+        tmp_path, {"PYTHONPATH": "/a", "SPARK_REMOTE": "sc://elsewhere", "PATH": os.environ["PATH"]}
+    )
     root, *rest = environment["PYTHONPATH"].split(os.pathsep)
     assert (Path(root) / "storm_dagster" / "spark" / "assignment" / "groups.py").is_file()
     assert rest == ["/a"]
@@ -98,6 +102,27 @@ def test_what_runs_in_python_workers_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.spark
+def test_its_python_processes_import_the_installed_package_and_no_archive_of_sources(spark_remote: str) -> None:
+    """What Python imports from an archive it compiles each time."""
+    session: Any = open_connect(spark_remote)
+
+    def places(batches: Any) -> Any:
+        import sys
+
+        import pyarrow
+        import pyspark
+
+        yield pyarrow.RecordBatch.from_pydict({"place": [pyspark.__file__, *sys.path]})
+
+    found = [row.place for row in session.range(1).mapInArrow(places, "place string").collect()]
+    forget_session(session, release=True)
+    import pyspark
+
+    assert found[0] == pyspark.__file__
+    assert not [place for place in found if place.endswith("pyspark.zip") and Path(place).exists()]
 
 
 @pytest.mark.spark

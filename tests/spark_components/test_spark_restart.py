@@ -69,7 +69,7 @@ class Server:
         with (self._folder / "spark.log").open("ab") as log:
             self.process = subprocess.Popen(
                 spark_connect_command(self.port, self._folder / "spark"),
-                env={**spark_environment(), SPARK_TOKEN: self._token},
+                env={**spark_environment(self._folder / "spark"), SPARK_TOKEN: self._token},
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -27,6 +27,19 @@ class SparkResource(ClusterHandle):
         """
         from dagster_pyspark import LazyPySparkResource
 
+        from storm_dagster.spark.session import close_at_exit, limit_retries
+
+        class ClusterPySpark(LazyPySparkResource):
+            """Ends with its process, also when the server is gone."""
+
+            @property
+            def spark_session(self) -> Any:
+                first, session = self._spark_session is None, super().spark_session
+                if first and "spark.remote" in where:
+                    limit_retries(session)
+                    close_at_exit(session, where["spark.remote"])
+                return session
+
         cluster = self.conf()
         where = {key: cluster[key] for key in ("spark.remote", "spark.master") if cluster.get(key)}
         # Given both, Spark refuses: Connect comes first.
@@ -34,7 +47,7 @@ class SparkResource(ClusterHandle):
             where.pop("spark.master", None)
             token = derived_spark_token(cluster)
             where["spark.remote"] = with_spark_token(where["spark.remote"], self.home_path(), token)
-        return LazyPySparkResource(spark_config={**where, **(conf or {})})
+        return ClusterPySpark(spark_config={**where, **(conf or {})})
 
     def planner(self, cluster: StormClusterState) -> Planner:
         """The PySpark assignment over the pinned session; connects when it is first called.
@@ -61,12 +74,9 @@ def open_session(where: Mapping[str, str]) -> "SparkSession":
 
     session = LazyPySparkResource(spark_config=dict(where)).spark_session
     if "spark.remote" in where:
-        from pyspark.sql.connect.client.retries import DefaultPolicy
+        from storm_dagster.spark.session import limit_retries
 
-        # Without this a server that died is tried again for ten minutes, and ending one process's session
-        # would end the pinned one for all.
-        client: Any = getattr(session, "client", None)
-        if client is not None:
-            client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+        limit_retries(session)
+        # Ending one process's session would end the pinned one for all.
         vars(session)["release_session_on_close"] = False
     return session

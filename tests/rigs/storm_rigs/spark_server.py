@@ -67,7 +67,7 @@ class SparkServer:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 spark_connect_command(self.port, self._folder, memory=self._memory, conf=conf),
-                env=spark_environment({**os.environ, "PYTHONPATH": str(self.python_path)}),
+                env=spark_environment(self._folder, {**os.environ, "PYTHONPATH": str(self.python_path)}),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
