@@ -5,6 +5,7 @@ The mock neither fences producers nor keeps the offsets of a transaction.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import secrets
@@ -114,7 +115,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     # What fsspec has imported for another test it does not import again.
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
     extra = {"confluent_kafka": "kafka", "psycopg": "postgres", "s3fs": "s3"}[library]
     with pytest.raises(MissingPart, match=rf"pip install storm-dagster\[{extra}\]"):
         sink.open({}, "")
