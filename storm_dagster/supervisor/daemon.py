@@ -26,7 +26,7 @@ from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
-from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, remove_run_file, rotate
+from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import Launcher, find_workers, heartbeat_path, log_path, remove_stale_folders
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
@@ -232,7 +232,8 @@ class Supervisor:
     def _clean(self, live: LiveWorker, last: bool) -> None:
         if last:
             # Not in the background: the next worker in the slot writes its own file.
-            remove_run_file(self._home, self.id, live.port, live.process.pid, live.process.start_ticks)
+            process, name = live.process, f"{self.id}-{live.port}"
+            RunFile(role="worker", id=name, pid=process.pid, start_ticks=process.start_ticks).remove(self._home)
         folder = self._home / "workers" / live.worker.id
         self._housekeeper.do(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
