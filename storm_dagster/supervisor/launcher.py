@@ -113,7 +113,7 @@ class Launcher:
         Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an environment that is not
         valid, :class:`Unavailable` if the interpreter cannot be started.
         """
-        conf = read_topology_conf(code.path / "stormconf.ser")
+        conf = read_json_object(code.path / "stormconf.ser", "it is fetched again")
         worker_id = uuid.uuid4().hex
         folder = self._home / "workers" / worker_id
         user = worker_user(self._conf, conf)
@@ -222,11 +222,6 @@ def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
             resource.setrlimit(limit, (value, value))
 
     return apply
-
-
-def read_topology_conf(path: Path) -> dict[str, Any]:
-    """The topology's normalized conf; :class:`Corrupt` if it is missing or not a JSON object."""
-    return read_json_object(path, "it is fetched again")
 
 
 _OUTDATED = -1
