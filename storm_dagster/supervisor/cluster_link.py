@@ -308,12 +308,11 @@ class ClusterLink:
         assignment = self._assignments.get(topology_id)
         if assignment is None:
             return
-        tasks = next(
-            (worker.ids for worker in assignment.workers if worker.slot == (self.id, port) and worker.tasks), (0,)
-        )
+        here = (worker.ids for worker in assignment.workers if worker.slot == (self.id, port) and worker.tasks)
+        task = next(here, (0,))[0]
         host = str(self.conf["storm.local.hostname"])
         try:
-            cluster.report_error(topology_id, tasks[0], text, component=SYSTEM, host=host, port=port, time=when)
+            cluster.report_error(topology_id, task, text, component=SYSTEM, host=host, port=port, time=when)
         except Unavailable:
             raise
         except StormDagsterError as error:

@@ -187,11 +187,9 @@ class Supervisor:
         """Worker processes here. One that is ending, or not desired in its slot, does not count as running."""
         found = []
         for live in self.table.workers():
-            slot = self.table.slots.get(live.port)
-            stable = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
-            started = started_at(live.process.start_ticks)
-            running = stable and live.status == "running"
-            work = live.worker.work
+            work, slot = live.worker.work, self.table.slots.get(live.port)
+            stable = slot is not None and slot.state == "running" and slot.wanted == work
+            started, running = started_at(live.process.start_ticks), stable and live.status == "running"
             found.append(SlotRun(live.port, work.topology_id, work.code_dir, started, running))
         return found
 
@@ -249,9 +247,8 @@ class Supervisor:
         if (error is not None) != self._full:
             self._full = error is not None
             if error is not None:
-                _log.error(
-                    "%s cannot be written (%s): free slots are not offered, its workers continue", self._home, error
-                )
+                full = "%s cannot be written (%s): free slots are not offered, its workers continue"
+                _log.error(full, self._home, error)
             else:
                 _log.info("%s can be written again: all slots are offered", self._home)
             self._wake.set()

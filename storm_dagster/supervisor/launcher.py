@@ -166,10 +166,8 @@ class Launcher:
         with suppress(ProcessLookupError):
             # The worker writes the same when it is up; `stop` must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
-        topology = {"topology": work.topology_id}
-        _log.info(
-            "started worker %s of %s in slot %d, pid %d", worker_id, work.topology_id, port, child.pid, extra=topology
-        )
+        what, topology = (worker_id, work.topology_id, port, child.pid), {"topology": work.topology_id}
+        _log.info("started worker %s of %s in slot %d, pid %d", *what, extra=topology)
         return LiveWorker(port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log)
 
     def _spawn(
