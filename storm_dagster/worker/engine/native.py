@@ -366,9 +366,8 @@ class NativeEngine:
 
     def drained(self) -> bool:
         """Whether no tuple is queued or in flight in this worker."""
-        return self.shared.ledger.empty() and not any(
-            runner.waiting() or runner.has_pending_acks() for runner in self._order
-        )
+        waits = any(runner.waiting() or runner.has_pending_acks() for runner in self._order)
+        return self.shared.ledger.empty() and not waits
 
     # -- state ------------------------------------------------------------------------------------------
 
