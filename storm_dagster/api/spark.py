@@ -4,6 +4,7 @@ Both run the user's functions on the cluster's Spark (``topology.spark.remote``,
 no Spark runs inside a worker. The assignment places only the task that drives Spark; Spark places its own stages.
 """
 
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 from storm_dagster.api.spark_bolt import SparkBolt as SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark_fused import make_chain
 from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
 from storm_dagster.api.spark_session import (
     ErrorsOnce,
@@ -27,6 +29,7 @@ from storm_dagster.api.spark_session import (
 )
 from storm_dagster.api.spouts import Spout
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError
+from storm_dagster.model.fusion import CHAIN_KEY, FUSED_COUNTS
 
 _log = logging.getLogger(__name__)
 
@@ -134,9 +137,13 @@ class SparkSpout(Spout):
             self._announce_address()
         row = endpoint.take() if endpoint is not None else None
         if endpoint is not None and row is not None:
-            row_id, values = row
+            row_id, stream, values = row
+            if stream == FUSED_COUNTS:
+                self._bound().count_batch(**json.loads(values[0]))
+                endpoint.ack(row_id)
+                return
             try:
-                self.emit(values, tup_id=row_id)
+                self.emit(values, stream=stream, tup_id=row_id)
             except Exception:
                 # Otherwise its batch would wait for ever for an ack.
                 endpoint.fail(row_id)
@@ -297,5 +304,16 @@ class SparkSpout(Spout):
                 f"{self._what} returns columns {list(frame.columns)}, the spout declares {list(self.columns)}: "
                 f"add {missing} to the DataFrame or remove them from outputs"
             )
-        deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, self.columns, self.chunk_rows)
+        chain = self._conf.get(CHAIN_KEY)
+        tables = (
+            make_chain({**chain, "columns": self.columns}, self._archive_to_ship(), FUSED_COUNTS) if chain else None
+        )
+        deliver = make_deliver(
+            endpoint.host, endpoint.port, endpoint.secret, self.columns, self.chunk_rows, tables=tables
+        )
         return frame.writeStream.foreachBatch(deliver)
+
+    def _archive_to_ship(self) -> bytes:
+        """The topology's archive for functions of batches; empty for a classic session, which calls them in this process."""
+        archive = self._archive if spark_target(self._conf)[0] == "remote" else None
+        return archive.read_bytes() if archive is not None and archive.is_file() else b""

@@ -37,12 +37,19 @@ _PROOF_SECS = 10.0
 
 
 def make_deliver(
-    host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int, chunk_bytes: int = _CHUNK_BYTES
+    host: str,
+    port: int,
+    secret: bytes,
+    columns: tuple[str, ...],
+    chunk_rows: int,
+    chunk_bytes: int = _CHUNK_BYTES,
+    tables: Callable[[Any, int], list[tuple[str, Any]]] | None = None,
 ) -> Callable[[Any, int], None]:
     """Create the ``foreachBatch`` function for the endpoint of the task that owns the query.
 
     That endpoint names those of the other tasks; chunks of rows go to any that is ready, and the function returns when
-    all have acked all their rows. A chunk above ``chunk_bytes`` is divided.
+    all have acked all their rows. A chunk above ``chunk_bytes`` is divided. ``tables`` makes the Arrow tables of a batch
+    and names their streams; else it is its ``columns``, on the default stream.
 
     It is nested on purpose: Spark ships a nested function by value, so that the server needs only pyarrow, and not this
     package.
@@ -80,15 +87,18 @@ def make_deliver(
 
         try:
             others = join((host, port))
-            table = frame.select(*columns).toArrow()
-            for other in others if table.num_rows else ():
+            found = tables(frame, batch_id) if tables else [("default", frame.select(*columns).toArrow())]
+            for other in others if any(table.num_rows for _, table in found) else ():
                 try:
                     join((str(other[0]), int(other[1])))
                 except (OSError, EOFError, WrongSecret) as error:
                     # It moved, or does not know this run yet: the others get the rows.
                     logging_.getLogger("storm_dagster.spark").info("%s takes no rows: %s", other, error)
-            size = max(1, min(chunk_rows, -(-table.num_rows // len(connections))))
-            waiting = [table.slice(at, size) for at in range(0, table.num_rows, size)][::-1]
+            waiting = []
+            for stream, table in found[::-1]:
+                size = max(1, min(chunk_rows, -(-table.num_rows // len(connections))))
+                table = table.replace_schema_metadata({"stream": stream})
+                waiting += [table.slice(at, size) for at in range(0, table.num_rows, size)][::-1]
             ready, busy = list(connections), []
             while waiting or busy:
                 while waiting and ready:
@@ -151,8 +161,8 @@ class _OpenBatch:
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
-        self.rows: deque[tuple[str, list[Any]]] = deque()
-        self.pending: dict[str, list[Any]] = {}
+        self.rows: deque[tuple[str, str, list[Any]]] = deque()
+        self.pending: dict[str, tuple[str, list[Any]]] = {}
         self.count = 0
         self.ended = False
         self.cancelled = False
@@ -192,17 +202,17 @@ class BatchEndpoint:
         self._thread = threading.Thread(target=self._accept, name=f"spark-batches-{self.port}", daemon=True)
         self._thread.start()
 
-    def take(self) -> tuple[str, list[Any]] | None:
-        """The next row to emit as (id, values), or ``None``."""
+    def take(self) -> tuple[str, str, list[Any]] | None:
+        """The next row to emit as (id, stream, values), or ``None``."""
         with self._condition:
             batch = self._batch
             if batch is None or not batch.rows:
                 return None
-            row_id, values = batch.rows.popleft()
-            batch.pending[row_id] = values
+            row_id, stream, values = batch.rows.popleft()
+            batch.pending[row_id] = (stream, values)
             if not batch.rows:
                 self._condition.notify_all()
-            return row_id, values
+            return row_id, stream, values
 
     def ack(self, row_id: str) -> None:
         """Ack a row. Rows of a canceled batch are ignored."""
@@ -214,9 +224,9 @@ class BatchEndpoint:
         """Queue a failed row again."""
         with self._condition:
             if self._batch is not None:
-                values = self._batch.pending.pop(row_id, None)
-                if values is not None:
-                    self._batch.rows.append((row_id, values))
+                row = self._batch.pending.pop(row_id, None)
+                if row is not None:
+                    self._batch.rows.append((row_id, *row))
 
     def close(self) -> None:
         """Cancel the open batch (Spark repeats it from the checkpoint) and stop listening."""
@@ -313,10 +323,11 @@ class BatchEndpoint:
         import pyarrow
 
         with pyarrow.ipc.open_stream(raw) as reader:
+            stream = reader.schema.metadata[b"stream"].decode()
             rows = rows_of(reader.read_all())
         with self._condition:
             for values in rows:
-                batch.rows.append((f"{batch.serial}:{batch.count}", values))
+                batch.rows.append((f"{batch.serial}:{batch.count}", stream, values))
                 batch.count += 1
 
     def _wait(self, connection: Connection, batch: _OpenBatch, done: Callable[[], bool]) -> None:

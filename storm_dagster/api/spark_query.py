@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from storm_dagster.api.spark import SparkSpout
-from storm_dagster.api.spark_session import spark_target
+from storm_dagster.api.spark_fused import make_loader
 from storm_dagster.model.errors import InvalidTopology
 
 _MODES = ("append", "complete", "update")
@@ -87,10 +87,8 @@ class SparkQuery(SparkSpout):
         if self._emits:
             writer = super()._writer(frame)
         elif self.each_batch:
-            # A classic session calls the function in this process, which has the modules.
-            remote = spark_target(self._conf)[0] == "remote" and self._archive is not None and self._archive.is_file()
-            content = self._archive.read_bytes() if remote and self._archive is not None else b""
-            writer = frame.writeStream.foreachBatch(make_batch_function(self.each_batch, self.batch_args, content))
+            function = make_batch_function(self.each_batch, self.batch_args, self._archive_to_ship())
+            writer = frame.writeStream.foreachBatch(function)
         else:
             writer = frame.writeStream.format(self.format or "parquet")
         if self.path:
@@ -102,29 +100,10 @@ class SparkQuery(SparkSpout):
 
 
 def make_batch_function(reference: str, args: Mapping[str, Any], archive: bytes) -> Callable[[Any, int], None]:
-    """Create the ``foreachBatch`` function that calls ``module:function`` of the topology's archive.
-
-    Beside a Connect server Spark puts a session's archives on the path of Python workers, but not of the process that
-    runs this function. So it brings the archive along. It is nested so that Spark ships it by value.
-    """
-    loaded: list[Any] = []
+    """Create the ``foreachBatch`` function that calls ``module:function`` of the topology's archive."""
+    load = make_loader(archive)
 
     def each_batch(frame: Any, batch_id: int) -> None:
-        import importlib
-        import operator
-        import sys
-        import tempfile
-
-        if not loaded:
-            if archive:
-                # It lives as long as the process.
-                file: Any = tempfile.NamedTemporaryFile(suffix=".zip")  # noqa: SIM115
-                loaded.append(file)
-                file.write(archive)
-                file.flush()
-                sys.path.insert(0, file.name)
-            module, _, name = reference.partition(":")
-            loaded.append(operator.attrgetter(name)(importlib.import_module(module)))
-        loaded[-1](frame, batch_id, **dict(args))
+        load(reference)(frame, batch_id, **dict(args))
 
     return each_batch

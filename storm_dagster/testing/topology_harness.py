@@ -21,6 +21,7 @@ from storm_dagster.core.event_outbox import ReportResponse
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.fusion import fuse
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
 from storm_dagster.worker.dataplane.routes import Placement
@@ -134,7 +135,7 @@ class TopologyHarness:
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
         merged = {**default_conf(), _ROUND_TRIPS: True, **spec.conf, **(conf or {})}
-        spec = _with_recorder(spec, given or {}, replays)
+        spec = fuse(_with_recorder(spec, given or {}, replays), merged)
         components: dict[int, str] = {}
         for component, _, part in spec.components():
             for _ in range(part.conf.get("topology.tasks") or part.parallelism):

@@ -239,7 +239,7 @@ def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytes
     def all_taken() -> bool:
         row = endpoint.take()
         if row is not None:
-            rows.append(row[1])
+            rows.append(row[2])
             endpoint.ack(row[0])
         return len(rows) == 9
 

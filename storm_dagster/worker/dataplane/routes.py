@@ -8,6 +8,7 @@ from typing import Any
 
 from storm_dagster.core.load_aware import LoadAwareShuffle
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser
 from storm_dagster.model.host import missing_part
 from storm_dagster.model.records import StateHome
@@ -187,7 +188,7 @@ def build_routes(
     part = spec.component(component)
     routes: dict[str, Route] = {}
     for stream, declared in (part.outputs if part else {}).items():
-        if stream.startswith("__"):
+        if stream.startswith("__") and not stream.startswith(FUSED):
             continue
         route = routes[stream] = Route(stream, declared.fields, component)
         if declared.direct:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.spark_fused import FusedBolt
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
 from storm_dagster.worker.dataplane.routes import resolve
-from storm_dagster.worker.tasks.bolts import BoltRunner
+from storm_dagster.worker.tasks.bolts import BoltRunner, FusedBoltRunner
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutRunner
 
@@ -40,6 +41,8 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
             spout.takes_peer_messages = bool(getattr(code, "_takes_peer_messages", False))
             return spout
         return (AsyncBoltRunner if concurrent else BlockingBoltRunner)(shared, context, part)
+    if code is FusedBolt:
+        return FusedBoltRunner(shared, context, part)
     return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.fusion import fuse
 from storm_dagster.model.host import require_linux
 from storm_dagster.model.json_logs import JsonFormatter
 from storm_dagster.model.processes import RunFile
@@ -101,7 +102,7 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
         "bolts": {name: part for name, part in topology.bolts.items() if not name.startswith("__")},
         "spouts": {name: part for name, part in topology.spouts.items() if not name.startswith("__")},
     }
-    return conf, topology.model_copy(update=users)
+    return conf, fuse(topology.model_copy(update=users), conf)
 
 
 def _bind(spec: WorkerSpec, batch: int) -> Transport:

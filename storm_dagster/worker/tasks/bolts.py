@@ -331,6 +331,21 @@ class BoltRunner(Runner):
                 self.on_error(error, "process_tick")
 
 
+class FusedBoltRunner(BoltRunner):
+    """Runner of a bolt whose function runs in a query: statistics are those of the query, not of what it is sent."""
+
+    def run(self, now: float) -> bool:
+        """As :meth:`BoltRunner.run`."""
+        stats, by = self.stats, self.stats.executed_by.copy()
+        before = stats.executed, stats.acked
+        worked = super().run(now)
+        (stats.executed, stats.acked), stats.executed_by = before, by
+        counts = getattr(self.instance, "counts", [])
+        while counts:
+            stats.count_fused(**counts.pop(0))
+        return worked
+
+
 class BaseCollector:
     """What the collectors of all components have in common: see ``Collector``, and ``Runner`` for what they pass on."""
 

@@ -8,6 +8,7 @@ from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
@@ -149,9 +150,13 @@ class SpoutBase(Runner):
         stats, pop, letters = self.stats, self.pending.entries.pop, self.letters
         tell: Tell = (lambda _, tup_id: letters.on_acked(tup_id, notify)) if letters.watches() else notify
         acked, self.acked = self.acked, []
+        fused = any(name.startswith(FUSED) for name in self.routes)
         for root in acked:
             entry = pop(root, None)
             if entry is not None:
+                if fused and entry[0][1].startswith(FUSED):
+                    tell(True, entry[0][0])
+                    continue
                 stats.acked += 1
                 if stats.take_sample():
                     stats.time_tree(int((now - entry[1]) * 1e9), entry[0][1])

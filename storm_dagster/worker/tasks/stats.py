@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.latency import Latencies, bucket_of, subtract_latencies
 
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
@@ -83,6 +84,17 @@ class TaskStats:
         self.acked += rows
         self.time_tree(nanos, "default")
 
+    def count_fused(self, executed: dict[str, int], emitted: int, nanos: int) -> None:
+        """Count a batch that a query has run for a bolt: rows by input, those that leave it, and its duration."""
+        rows = sum(executed.values())
+        self.executed += rows
+        self.acked += rows
+        self.written += emitted
+        for key, number in executed.items():
+            self.executed_by[key] = self.executed_by.get(key, 0) + number
+        if rows:
+            self.time_inputs(nanos, executed)
+
     def _count(self, kind: str, key: str, nanos: float, number: int) -> None:
         buckets = self.latencies.setdefault(kind, {}).setdefault(key, {})
         bucket = bucket_of(nanos)
@@ -90,9 +102,10 @@ class TaskStats:
 
     def _counters(self) -> _Counters:
         emitted, transferred = self.written, 0
-        for route in self.routes.values():
-            emitted += route.emitted
-            transferred += route.transferred
+        for name, route in self.routes.items():
+            if not name.startswith(FUSED):
+                emitted += route.emitted
+                transferred += route.transferred
         return (emitted, transferred, *_counted(self))
 
     def snapshot(self, now: float) -> None:

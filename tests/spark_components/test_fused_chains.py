@@ -1,0 +1,205 @@
+"""Chains of Spark components in one query: the same rows and the same statistics as one component after the other."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.api import Bolt, Grouping, SparkBolt, SparkSpout, TopologyBuilder, Tuple
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.fusion import CHAIN_KEY, fuse, fused_components
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+CODE = '''
+"""Functions of a chain; the Spark server has this module only from the topology's archive."""
+from pathlib import Path
+
+
+def lines(spark, folder):
+    return spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(folder)
+
+
+def split(frame):
+    from pyspark.sql import functions as f
+    return frame.select(f.explode(f.split("line", " ")).alias("word"))
+
+
+def lengths(frame):
+    from pyspark.sql import functions as f
+    return frame.select(f.concat(f.lit("#"), f.length("line")).alias("text"))
+
+
+def count(frame):
+    from pyspark.sql import functions as f
+    return frame.groupBy("word").agg(f.count("*").alias("times"))
+
+
+def store(frame, folder, context):
+    if Path(folder, "broken").exists():
+        raise RuntimeError("the shelf is full")
+    assert context.batch_id and context.component == "sink"
+    frame.coalesce(1).write.mode("append").parquet(folder + "/rows")
+'''
+FILES, LINES = 3, 40
+TEXT = "the quick brown fox and the lazy dog"
+
+
+class Tell(Bolt):
+    """Passes on what it reads, with where that came from."""
+
+    outputs = ("origin", "word", "times")
+
+    def process(self, tup: Tuple) -> None:
+        self.emit([tup.component, *tup.values])
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The unpacked archive of a topology, beside the packed one."""
+    folder = tmp_path_factory.mktemp("chain") / "chain-1-1"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code" / "chain_code.py").write_text(CODE)
+    with zipfile.ZipFile(folder / "stormjar.jar", "w") as packed:
+        packed.write(folder / "code" / "chain_code.py", "chain_code.py")
+    sys.path.insert(0, str(folder / "code"))
+    yield folder / "code"
+    sys.path.remove(str(folder / "code"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(FILES):
+        (folder / f"{number}.txt").write_text(f"{TEXT}\n" * LINES)
+    return folder
+
+
+def bolt(function: str, schema: str | None = None, **args: Any) -> dict[str, Any]:
+    return {"function": f"chain_code:{function}", "schema": schema, "batch_secs": 0.1, "args": args}
+
+
+def chain(source: Path, out: Path, **conf: Any) -> TopologySpec:
+    """Lines go to two bolts, whose rows meet in a sink; words are counted too, and a Python bolt reads the counts."""
+    builder = TopologyBuilder("chain", config=conf)
+    spout = {
+        "source": "chain_code:lines",
+        "args": {"folder": str(source)},
+        "columns": ["value"],
+        "checkpoint": str(out / "checkpoint"),
+        "trigger": "100 milliseconds",
+    }
+    builder.set_spout("lines", SparkSpout, args=spout, outputs=["line"], par=2)
+    builder.set_bolt("split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"], par=2)
+    builder.set_bolt("lengths", SparkBolt, inputs="lines", args=bolt("lengths", "line string"), outputs=["text"])
+    both = {"split": Grouping.fields("word"), "lengths": Grouping.GLOBAL}
+    builder.set_bolt("sink", SparkBolt, inputs=both, args=bolt("store", "row string", folder=str(out)))
+    builder.set_bolt("count", SparkBolt, inputs="split", args=bolt("count"), outputs=["word", "times"])
+    builder.set_bolt("tell", Tell, inputs="count")
+    return builder.build()
+
+
+def parquet_rows(folder: Path) -> Counter[str]:
+    import pyarrow.parquet as parquet
+
+    return Counter(
+        row["row"] for path in folder.glob("*.parquet") for row in parquet.ParquetFile(path).read().to_pylist()
+    )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_rows_and_statistics_are_those_of_one_component_after_the_other(
+    source: Path, tmp_path: Path, archive: Path, spark_remote: str, fused: bool
+) -> None:
+    spec = chain(source, tmp_path, **{"topology.spark.fuse": fused})
+    conf = {"spark.remote": spark_remote, "topology.message.timeout.secs": 120}
+    lines, words = FILES * LINES, FILES * LINES * len(TEXT.split())
+    with TopologyHarness(spec, conf=conf, archive=archive) as harness:
+        assert (CHAIN_KEY in harness.engine.spec.spouts["lines"].conf) == fused
+
+        def totals(name: str, component: str) -> int:
+            parts = [each for each in harness.engine.stats().values() if each.component == component]
+            return int(sum(part.stats[name] for part in parts))
+
+        told: Counter[str] = Counter()
+
+        def done() -> bool:
+            told.clear()
+            for origin, word, times in harness.run(timeout=60).values("tell"):
+                assert origin == "count"
+                told[word] += times
+            return told.total() >= words and totals("executed", "sink") >= words + lines
+
+        eventually(done, 150, "all rows", interval=0.2)
+        assert told == Counter({word: number * lines for word, number in Counter(TEXT.split()).items()})
+        assert parquet_rows(tmp_path / "rows") == told + Counter({f"#{len(TEXT)}": lines})
+        assert totals("emitted", "lines") == lines
+        eventually(lambda: harness.run(timeout=60) and totals("acked", "lines") == lines, 30, "acks")
+        for name, executed in {"split": lines, "lengths": lines, "sink": words + lines, "count": words}.items():
+            assert (name, totals("executed", name), totals("acked", name)) == (name, executed, executed)
+        assert totals("emitted", "split") == words and totals("emitted", "lengths") == lines
+        assert totals("emitted", "sink") == 0
+        assert totals("emitted", "count") == totals("executed", "tell") == totals("emitted", "tell")
+        parts = [each for each in harness.engine.stats().values() if each.component == "sink"]
+        by_input = sum((Counter(part.streams["executed"]) for part in parts), Counter())
+        assert by_input == {"split:default": words, "lengths:default": lines}
+        assert parts[0].stats["execute_ms"] > 0
+        assert not harness.errors
+
+
+def test_a_function_that_raises_repeats_its_batch_and_is_named(
+    source: Path, tmp_path: Path, archive: Path, spark_remote: str
+) -> None:
+    (tmp_path / "broken").touch()
+    spec = chain(source, tmp_path)
+    with TopologyHarness(spec, conf={"spark.remote": spark_remote}, archive=archive) as harness:
+        eventually(lambda: harness.run(timeout=10) and bool(harness.errors), 100, "the error")
+        component, error = harness.errors[0]
+        assert component == "lines" and isinstance(error, Unavailable)
+        assert "component 'sink': chain_code:store: RuntimeError: the shelf is full" in str(error)
+        (tmp_path / "broken").unlink()
+
+        def stored() -> bool:
+            harness.run(timeout=10)
+            return (tmp_path / "rows").exists() and parquet_rows(tmp_path / "rows").total() >= FILES * LINES * 9
+
+        eventually(stored, 100, "the batches")
+
+
+def test_what_is_fused(tmp_path: Path) -> None:
+    spec = chain(tmp_path, tmp_path)
+    assert fused_components(spec, {}) == dict.fromkeys(["split", "lengths", "sink", "count"], "lines")
+    assert fuse(spec, {"topology.spark.fuse": False}) is spec
+    # A bolt of which one input is not of the chain, or gets a tuple several times, is not; nor is what reads it.
+    for name, change in {
+        "all": {"split": Grouping.ALL},
+        "python": {"split": Grouping.SHUFFLE, "tell": Grouping.SHUFFLE},
+    }.items():
+        builder = TopologyBuilder(name)
+        args = {"source": "chain_code:lines", "checkpoint": "/c"}
+        builder.set_spout("lines", SparkSpout, args=args, outputs=["line"])
+        builder.set_bolt("split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"])
+        builder.set_bolt("tell", Tell, inputs="lines")
+        builder.set_bolt("count", SparkBolt, inputs=change, args=bolt("count"), outputs=["word", "times"], par=2)
+        builder.set_bolt("last", SparkBolt, inputs="count", args=bolt("count"))
+        found = builder.build()
+        assert fused_components(found, {}) == {"split": "lines"}, name
+        # What is left reads the tasks of the fused bolt as before.
+        fused = fuse(found, {})
+        assert fused.bolts["count"] == found.bolts["count"] and fused.bolts["tell"] == found.bolts["tell"]
+        assert fused.bolts["split"].parallelism == 1 and fused.bolts["split"].outputs == found.bolts["split"].outputs
+    builder = TopologyBuilder("kept")
+    builder.set_spout("lines", SparkSpout, args={"source": "chain_code:lines", "checkpoint": "/c"}, outputs=["line"])
+    config = {"topology.spark.fuse": False}
+    builder.set_bolt("split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"], config=config)
+    assert fused_components(builder.build(), {}) == {}
