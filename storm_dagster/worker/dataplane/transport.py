@@ -259,7 +259,7 @@ class Transport:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
 
-    def _socket(self, kind: int, options: Mapping[int, int]) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, options: Mapping[zmq.SocketOption, int]) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         for option, value in {**options, **_KEEP_ALIVE}.items():
             socket.setsockopt(option, value)
