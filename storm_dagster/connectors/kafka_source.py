@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import datetime, timezone
+from functools import partial
 from threading import Thread
 from typing import Any, ClassVar, Literal, cast
 
@@ -157,9 +158,8 @@ class KafkaSource(Source):
         for metadata in found:
             for topic, one in metadata.topics.items():
                 if one.error is not None:
-                    raise InvalidRequest(
-                        f"topic {topic!r} cannot be read, {one.error.str()}: create it, or change topics"
-                    )
+                    why = one.error.str()
+                    raise InvalidRequest(f"topic {topic!r} cannot be read, {why}: create it, or change topics")
                 names += [_name_of(topic, number) for number in sorted(one.partitions)]
         self._known = names
 
@@ -175,8 +175,7 @@ class KafkaSource(Source):
 
     def _read_positions(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
         """(partition, committed offset, first, end, where to start) of each; it waits."""
-        consumer = self._asker
-        found = []
+        found, consumer = [], self._asker
         for one in consumer.committed([self._at(name) for name in names], timeout=_ASK_SECS):
             first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
             name, start = _name_of(one.topic, one.partition), cast("Any", self.start)
@@ -224,17 +223,8 @@ class KafkaSource(Source):
             error = message.error()
             if error is None:
                 kind, at_ms = message.timestamp()
-                headers = message.headers()
-                found.append(
-                    SourceRecord(
-                        message.value(),
-                        name,
-                        message.offset() + 1,
-                        message.key(),
-                        at_ms if kind else None,
-                        dict(headers) if headers else {},
-                    )
-                )
+                value, key, headers = message.value(), message.key(), dict(message.headers() or ())
+                found.append(SourceRecord(value, name, message.offset() + 1, key, at_ms if kind else None, headers))
             elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
                 found.append(PartitionEnd(name, message.offset()))
             elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned:
@@ -291,11 +281,9 @@ class KafkaSource(Source):
             found[name] = Lag(None if end < 0 or stored is None else max(0, end - stored))
         if asked:
             # Nothing is fetched of them now, which would bring their ends.
-            self._ask("ends", lambda: self._read_ends(asked), self._ends.update)
+            read_end = partial(self._asker.get_watermark_offsets, timeout=_ASK_SECS)
+            self._ask("ends", lambda: {name: read_end(self._at(name))[1] for name in asked}, self._ends.update)
         return found
-
-    def _read_ends(self, names: Sequence[str]) -> dict[str, int]:
-        return {name: self._asker.get_watermark_offsets(self._at(name), timeout=_ASK_SECS)[1] for name in names}
 
     def close(self) -> None:
         """Store what is to be committed, unless the brokers need longer than two seconds, and close the consumer."""

@@ -143,10 +143,8 @@ class SinkBolt(StatefulBolt):
             raise InvalidTopology(f"{owner}: {cls.__name__} has no sink: set sink = ... in its class")
         for (component, stream), spec in inputs.items():
             if missing := [name for name in cls._id_fields() if name not in spec.fields]:
-                has = ", ".join(spec.fields)
-                raise InvalidTopology(
-                    f"{owner}: record_id is {missing[0]!r}, but {stream!r} of {component!r} has: {has}"
-                )
+                has = f"{stream!r} of {component!r} has: {', '.join(spec.fields)}"
+                raise InvalidTopology(f"{owner}: record_id is {missing[0]!r}, but {has}")
 
     @classmethod
     def _id_fields(cls) -> list[str]:
@@ -316,7 +314,6 @@ class SinkBolt(StatefulBolt):
         if now >= self._reported.get(kind, 0):
             self._reported[kind] = now + _REPORT_MS
             if not isinstance(error, InvalidRequest | MissingPart):
-                error = Unavailable(
-                    f"{len(self._writing)} rows wait for the sink, which is tried again: {kind}: {error}"
-                )
+                waits = f"{len(self._writing)} rows wait for the sink, which is tried again"
+                error = Unavailable(f"{waits}: {kind}: {error}")
             self.raise_exception(error)

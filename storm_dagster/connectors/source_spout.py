@@ -209,10 +209,8 @@ class SourceSpout(Spout):
                 self._finish(one)
         elif not one.reported:
             one.reported = True
-            text = (
-                f"{one} failed {one.tries} times and is tried for ever: its partition stops at {self._tracker.max_open}"
-            )
-            self.raise_exception(RuntimeError(f"{text} open records (on_poison of the source is block)"))
+            then = f"its partition stops at {self._tracker.max_open} open records (on_poison of the source is block)"
+            self.raise_exception(RuntimeError(f"{one} failed {one.tries} times and is tried for ever: {then}"))
 
     # -- clock --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ records stops reading, never a retry.
 """
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -112,7 +112,7 @@ class Tracker:
     def __init__(self, max_open: int = 1000, retries: Retries | None = None) -> None:
         self.max_open = max_open
         self.retries = retries or Retries()
-        self.partitions: dict[str, PartitionProgress] = {}
+        self.partitions: defaultdict[str, PartitionProgress] = defaultdict(PartitionProgress)
         self.full: set[str] = set()
         """Partitions of which no more is to be read now. Each is read again when half of its bound is free."""
         self.held = 0
@@ -131,9 +131,7 @@ class Tracker:
 
     def read(self, record: SourceRecord | PartitionEnd) -> None:
         """Take what the source has read, in its order."""
-        progress = self.partitions.get(record.partition)
-        if progress is None:
-            progress = self.partitions[record.partition] = PartitionProgress()
+        progress = self.partitions[record.partition]
         if isinstance(record, PartitionEnd):
             if progress.records and isinstance(progress.records[-1], PartitionEnd):
                 progress.records.pop()

@@ -72,6 +72,7 @@ class ClusterLink:
         self._urls: tuple[str, ...] = ()
         self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MOST_REPORTS)
         self._count = 0
+        self._beat_secs = float(self.conf["supervisor.heartbeat.frequency.secs"])
         self._beat_at: float | None = None
         self._beat_passes = 0
         self._beat_session = 0
@@ -188,8 +189,7 @@ class ClusterLink:
             longest = min(longest, _UPGRADE_SECS)
         if self._beat_at is None:
             return 0.1
-        due = self._beat_at + float(self.conf["supervisor.heartbeat.frequency.secs"]) - time.monotonic()
-        return max(0.05, min(longest, due))
+        return max(0.05, min(longest, self._beat_at + self._beat_secs - time.monotonic()))
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -295,9 +295,7 @@ class ClusterLink:
             return False
         changed = self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
         expired = self._beat_session != cluster.session.session_id
-        overdue = self._beat_at is None or time.monotonic() - self._beat_at >= float(
-            self.conf["supervisor.heartbeat.frequency.secs"]
-        )
+        overdue = self._beat_at is None or time.monotonic() - self._beat_at >= self._beat_secs
         return changed or expired or overdue
 
     def _write_heartbeat(self, cluster: StormClusterState, info: SupervisorInfo) -> None:
@@ -310,19 +308,11 @@ class ClusterLink:
         assignment = self._assignments.get(topology_id)
         if assignment is None:
             return
-        tasks = next(
-            (worker.ids for worker in assignment.workers if worker.slot == (self.id, port) and worker.tasks), (0,)
-        )
+        here = (worker.ids for worker in assignment.workers if worker.slot == (self.id, port) and worker.tasks)
+        task = next(here, (0,))[0]
+        host = str(self.conf["storm.local.hostname"])
         try:
-            cluster.report_error(
-                topology_id,
-                tasks[0],
-                text,
-                component=SYSTEM,
-                host=str(self.conf["storm.local.hostname"]),
-                port=port,
-                time=when,
-            )
+            cluster.report_error(topology_id, task, text, component=SYSTEM, host=host, port=port, time=when)
         except Unavailable:
             raise
         except StormDagsterError as error:

@@ -26,7 +26,7 @@ from storm_dagster.model.processes import RunFile
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
-from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, remove_run_file, rotate
+from storm_dagster.supervisor.housekeeping import Housekeeper, remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import Launcher, find_workers, heartbeat_path, log_path, remove_stale_folders
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
@@ -187,11 +187,9 @@ class Supervisor:
         """Worker processes here. One that is ending, or not desired in its slot, does not count as running."""
         found = []
         for live in self.table.workers():
-            slot = self.table.slots.get(live.port)
-            stable = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
-            started = started_at(live.process.start_ticks)
-            running = stable and live.status == "running"
-            work = live.worker.work
+            work, slot = live.worker.work, self.table.slots.get(live.port)
+            stable = slot is not None and slot.state == "running" and slot.wanted == work
+            started, running = started_at(live.process.start_ticks), stable and live.status == "running"
             found.append(SlotRun(live.port, work.topology_id, work.code_dir, started, running))
         return found
 
@@ -232,7 +230,8 @@ class Supervisor:
     def _clean(self, live: LiveWorker, last: bool) -> None:
         if last:
             # Not in the background: the next worker in the slot writes its own file.
-            remove_run_file(self._home, self.id, live.port, live.process.pid, live.process.start_ticks)
+            process, name = live.process, f"{self.id}-{live.port}"
+            RunFile(role="worker", id=name, pid=process.pid, start_ticks=process.start_ticks).remove(self._home)
         folder = self._home / "workers" / live.worker.id
         self._housekeeper.do(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
@@ -248,9 +247,8 @@ class Supervisor:
         if (error is not None) != self._full:
             self._full = error is not None
             if error is not None:
-                _log.error(
-                    "%s cannot be written (%s): free slots are not offered, its workers continue", self._home, error
-                )
+                full = "%s cannot be written (%s): free slots are not offered, its workers continue"
+                _log.error(full, self._home, error)
             else:
                 _log.info("%s can be written again: all slots are offered", self._home)
             self._wake.set()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from storm_dagster.model.processes import RunFile
 from storm_dagster.supervisor.local_state import LocalState, LocalStateFile
 
 _log = logging.getLogger(__name__)
@@ -55,14 +54,6 @@ class Housekeeper:
                 job()
             except Exception:
                 _log.exception("housekeeping failed")
-
-
-def remove_run_file(home: Path, supervisor_id: str, port: int, pid: int, ticks: int) -> None:
-    """Remove the run file of a dead worker, but not that of its successor."""
-    path = RunFile.path_of(home, "worker", f"{supervisor_id}-{port}")
-    run = RunFile.read(path)
-    if run is not None and (run.pid, run.start_ticks) == (pid, ticks):
-        run.remove(home)
 
 
 def remove_old_logs(

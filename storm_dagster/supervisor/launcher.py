@@ -113,7 +113,7 @@ class Launcher:
         Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an environment that is not
         valid, :class:`Unavailable` if the interpreter cannot be started.
         """
-        conf = read_topology_conf(code.path / "stormconf.ser")
+        conf = read_json_object(code.path / "stormconf.ser", "it is fetched again")
         worker_id = uuid.uuid4().hex
         folder = self._home / "workers" / worker_id
         user = worker_user(self._conf, conf)
@@ -166,10 +166,8 @@ class Launcher:
         with suppress(ProcessLookupError):
             # The worker writes the same when it is up; `stop` must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
-        topology = {"topology": work.topology_id}
-        _log.info(
-            "started worker %s of %s in slot %d, pid %d", worker_id, work.topology_id, port, child.pid, extra=topology
-        )
+        what, topology = (worker_id, work.topology_id, port, child.pid), {"topology": work.topology_id}
+        _log.info("started worker %s of %s in slot %d, pid %d", *what, extra=topology)
         return LiveWorker(port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log)
 
     def _spawn(
@@ -222,11 +220,6 @@ def _resource_limits(conf: Mapping[str, Any]) -> Callable[[], None]:
             resource.setrlimit(limit, (value, value))
 
     return apply
-
-
-def read_topology_conf(path: Path) -> dict[str, Any]:
-    """The topology's normalized conf; :class:`Corrupt` if it is missing or not a JSON object."""
-    return read_json_object(path, "it is fetched again")
 
 
 _OUTDATED = -1

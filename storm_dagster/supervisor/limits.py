@@ -14,7 +14,7 @@ from typing import Any
 
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.processes import Process, processes
-from storm_dagster.supervisor.launcher import read_topology_conf
+from storm_dagster.model.worker_spec import read_json_object
 from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,8 @@ class MemoryGuard:
 
     def _adopt(self, live: LiveWorker, members: Sequence[Process]) -> None:
         try:
-            topology_conf = read_topology_conf(self.code_path(live.worker.work.code_dir) / "stormconf.ser")
+            conf_file = self.code_path(live.worker.work.code_dir) / "stormconf.ser"
+            topology_conf = read_json_object(conf_file, "it is fetched again")
         except Corrupt as error:
             _log.warning("the memory of worker %s is not limited: %s", live.worker.id, error.message)
             return

@@ -138,9 +138,7 @@ class ProcessWatch:
         with self._lock:
             self._watched.pop(key, None)
         self._seen.discard(key)
-        status: int | None = None
-        if process.child is not None:
-            status = process.child.wait()
+        status = process.child.wait() if process.child is not None else None
         if handle >= 0:
             os.close(handle)
         self._on_exit(key, status)

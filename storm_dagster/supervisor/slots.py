@@ -66,16 +66,11 @@ class SlotTable:
 
     def used_code(self) -> set[str]:
         """Code folders that a slot wants or runs, from any thread."""
-        used: set[str] = set()
-        for slot in list(self.slots.values()):
-            if slot.wanted is not None:
-                used.add(slot.wanted.code_dir)
-            if slot.worker is not None:
-                used.add(slot.worker.work.code_dir)
+        slots = list(self.slots.values())
+        works = [slot.wanted for slot in slots] + [slot.worker.work for slot in slots if slot.worker is not None]
         with self._lock:
-            used.update(worker.worker.work.code_dir for worker in self._workers.values())
-            used.update(self._fetching)
-        return used
+            works += [live.worker.work for live in self._workers.values()]
+            return {work.code_dir for work in works if work is not None} | self._fetching.keys()
 
     # -- the loop ---------------------------------------------------------------------------------------
 
@@ -106,10 +101,8 @@ class SlotTable:
         """Apply the desired work to every slot."""
         for port, topologies in claims.contested.items():
             if self._contested.get(port) != topologies:
-                many = " and ".join(topologies)
-                _log.error(
-                    "slot %d is claimed by %s at once: it keeps what it runs until only one claims it", port, many
-                )
+                claimed = "slot %d is claimed by %s at once: it keeps what it runs until only one claims it"
+                _log.error(claimed, port, " and ".join(topologies))
         self._contested = claims.contested
         for port in sorted({*self.slots, *claims.work}):
             if port not in claims.contested:
@@ -178,7 +171,10 @@ class SlotTable:
         elif isinstance(instruction, model.Launch):
             self._start(port, instruction.work)
         elif isinstance(instruction, model.Terminate | model.Kill):
-            self._end(instruction)
+            with self._lock:
+                live = self._workers.get(instruction.worker_id)
+            if live is not None:
+                live.process.signal(signal.SIGTERM if isinstance(instruction, model.Terminate) else signal.SIGKILL)
         elif isinstance(instruction, model.Clean):
             self._forget(instruction.worker_id, last=not self.slots[port].launching)
         else:
@@ -192,13 +188,6 @@ class SlotTable:
             live = self._workers.pop(worker_id, None)
         if live is not None:
             self.clean(live, last)
-
-    def _end(self, instruction: model.Terminate | model.Kill) -> None:
-        with self._lock:
-            live = self._workers.get(instruction.worker_id)
-        if live is not None:
-            number = signal.SIGTERM if isinstance(instruction, model.Terminate) else signal.SIGKILL
-            live.process.signal(number)
 
     def _fetch(self, port: int, code_dir: str) -> None:
         # Code that is being removed may still look complete: then fetch in the thread, which waits for the removal.

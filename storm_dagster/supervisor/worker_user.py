@@ -40,8 +40,7 @@ class WorkerUser:
 
     def environment(self, base: Mapping[str, str], home: Path) -> dict[str, str]:
         """``base`` for a process of this user."""
-        names = {"HOME": str(home), "USER": self.name, "LOGNAME": self.name, "TMPDIR": str(home)}
-        return {**base, **names}
+        return {**base, "HOME": str(home), "USER": self.name, "LOGNAME": self.name, "TMPDIR": str(home)}
 
     def give(self, folder: Path) -> None:
         """Give the folder and what is in it, last the folder itself; linked files stay the supervisor's and are readable."""

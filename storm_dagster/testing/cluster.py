@@ -42,23 +42,19 @@ class LocalCluster:
         """``timeout`` bounds the start, in seconds."""
         self.home: Path = home.absolute()
         self._timeout = timeout
-        self._size = (supervisors, slots, nimbuses, zookeepers)
-        self._spark_workers = spark_workers
+        self._size = {"supervisors": supervisors, "slots": slots, "nimbuses": nimbuses}
+        self._size |= {"zookeepers": zookeepers, "spark-workers": spark_workers}
         self._conf = dict(conf or {})
-        self._cluster: ClusterFile | None = None
 
     def start(self) -> "LocalCluster":
         """Start the cluster and wait until it is ready; raises a typed error if that fails."""
-        supervisors, slots, nimbuses, zookeepers = self._size
+        size = [part for name, number in self._size.items() for part in (f"--{name}", str(number))]
         pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
         done = run_cli(
-            "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home),
-            "--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses),
-            "--zookeepers", str(zookeepers), "--spark-workers", str(self._spark_workers),
+            "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home), *size,
             "--timeout", str(self._timeout), *pairs, timeout=self._timeout + 90,
         )  # fmt: skip
         done.check()
-        self._cluster = ClusterFile.read(self.home)
         # Tests and measurements begin with a warm cluster.
         eventually(self._warm, self._timeout, "a warm Spark server and warm runs", interval=0.2)
         return self

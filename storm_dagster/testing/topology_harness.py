@@ -37,11 +37,11 @@ _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
 
 
+@dataclass(eq=False)
 class SimulatedClock:
     """Clock that moves only when ``secs`` is set."""
 
-    def __init__(self) -> None:
-        self.secs: float = 0.0
+    secs: float = 0.0
 
     def __call__(self) -> float:
         return self.secs
@@ -143,12 +143,10 @@ class TopologyHarness:
         if merged.get("topology.acker.executors") != 0:
             components[len(components) + 1] = ACKER
         self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
-        if simulated:
-            shells = [name for name, _, part in spec.components() if part.object.shell is not None]
-            if shells:
-                raise InvalidRequest(
-                    f"component {shells[0]!r} is a program, which runs in real time: run without simulated=True"
-                )
+        shells = [name for name, _, part in spec.components() if part.object.shell is not None]
+        if simulated and shells:
+            why = "is a program, which runs in real time: run without simulated=True"
+            raise InvalidRequest(f"component {shells[0]!r} {why}")
         self.shared: Shared = Shared(
             conf=merged,
             owns=lambda: True,
@@ -175,10 +173,8 @@ class TopologyHarness:
             archive=archive,
             state_dir=state_dir if self._folder is None else Path(self._folder.name),
         )
-        everything = frozenset(components)
-        self.engine.place(
-            Placement(0, dict.fromkeys(components, ("harness", 0)), {}, components, everything, everything)
-        )
+        slots, everything = dict.fromkeys(components, ("harness", 0)), frozenset(components)
+        self.engine.place(Placement(0, slots, {}, components, everything, everything))
         self.engine.activate(True)
 
     def _report(self, task: int, component: str, error: BaseException, where: str) -> None:
@@ -208,9 +204,8 @@ class TopologyHarness:
         """Add tuples to a spout in ``given`` (an empty list is enough); the next run emits them."""
         for instance in self.tasks(spout):
             if not isinstance(instance, GivenSpout):
-                raise InvalidRequest(
-                    f"spout {spout!r} is the topology's own: name it in given={{...}} to give it tuples"
-                )
+                own = f"spout {spout!r} is the topology's own"
+                raise InvalidRequest(f"{own}: name it in given={{...}} to give it tuples")
             instance.add(tuples)
 
     def advance(self, secs: float, *, timeout: float = 30.0) -> HarnessResult:

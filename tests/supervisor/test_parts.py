@@ -20,7 +20,7 @@ from storm_dagster.model.host import hold_folder
 from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor.health import check_once
-from storm_dagster.supervisor.housekeeping import remove_old_logs, remove_run_file, rotate
+from storm_dagster.supervisor.housekeeping import remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import log_path, worker_command, worker_environment
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.processes import ProcessWatch, WorkerProcess, end_session, session_members
@@ -305,9 +305,9 @@ def test_the_oldest_logs_are_removed_when_there_are_too_many(tmp_path: Path) -> 
 def test_only_a_dead_workers_own_run_file_is_removed(tmp_path: Path) -> None:
     run = RunFile.write(tmp_path, "worker", "s1-6900", {"data": 6900})
     path = RunFile.path_of(tmp_path, "worker", "s1-6900")
-    remove_run_file(tmp_path, "s1", 6900, run.pid, run.start_ticks + 1)
+    run.model_copy(update={"start_ticks": run.start_ticks + 1}).remove(tmp_path)
     assert path.exists()
-    remove_run_file(tmp_path, "s1", 6900, run.pid, run.start_ticks)
+    RunFile(role="worker", id="s1-6900", pid=run.pid, start_ticks=run.start_ticks).remove(tmp_path)
     assert not path.exists()
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -53,6 +53,16 @@ _SILENT_MILLIS = 4000
 link, which the kernel notices after a quarter of an hour. The same as the session timeout: a frozen worker is lost by then."""
 _LINGER_MILLIS = 500
 """Time for the last frames of a graceful stop."""
+
+_KEEP_ALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 10, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
+"""The kernel drops connections whose other side responds no more."""
+_ROUTER = {zmq.LINGER: 0, zmq.RCVHWM: _RECEIVE_FRAMES, zmq.RCVBUF: _SOCKET_BYTES, zmq.MAXMSGSIZE: MAX_FRAME_BYTES}
+_DEALER = {
+    **{zmq.LINGER: 0, zmq.SNDHWM: _SEND_FRAMES, zmq.SNDBUF: _SOCKET_BYTES, zmq.IMMEDIATE: 1},
+    **{zmq.RECONNECT_IVL: 20, zmq.RECONNECT_IVL_MAX: _RECONNECT_MILLIS},
+    # Not those of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
+    **{zmq.HEARTBEAT_IVL: _PING_MILLIS, zmq.HEARTBEAT_TIMEOUT: _SILENT_MILLIS, zmq.HEARTBEAT_TTL: _SILENT_MILLIS},
+}
 
 KINDS = ("inits", "acks", "fails", "losses")
 """What tasks tell ackers."""
@@ -146,14 +156,6 @@ class Peer:
             yield from _encoded(frame, taken, broken)
 
 
-def _keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel drop connections whose other side responds no more."""
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
-
-
 def _duplicate(descriptor: int) -> socket.socket:
     """The socket of a connection, which may have left: its descriptor is another socket's then, or no socket's at all."""
     duplicate = os.dup(descriptor)
@@ -236,12 +238,7 @@ class Transport:
         self.batch = batch
         self.peers: dict[tuple[str, int], Peer] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.LINGER, 0)
-        self._router.setsockopt(zmq.RCVHWM, _RECEIVE_FRAMES)
-        self._router.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        _keep_alive(self._router)
+        self._router = self._socket(zmq.ROUTER, _ROUTER)
         secure_server(self._router, link_key)
         if not link_key and can_tell_users():
             # Before `bind`, so that no connection is missed. Not where the kernel names no users.
@@ -262,6 +259,12 @@ class Transport:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
 
+    def _socket(self, kind: int, options: Mapping[zmq.SocketOption, int]) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        for option, value in {**options, **_KEEP_ALIVE}.items():
+            socket.setsockopt(option, value)
+        return socket
+
     # -- peers ------------------------------------------------------------------------------------------
 
     def set_peers(self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]) -> list[bytes]:
@@ -276,18 +279,7 @@ class Transport:
         for slot, address in addresses.items():
             peer = self.peers.get(slot)
             if peer is None:
-                socket = self._context.socket(zmq.DEALER)
-                socket.setsockopt(zmq.LINGER, 0)
-                socket.setsockopt(zmq.SNDHWM, _SEND_FRAMES)
-                socket.setsockopt(zmq.SNDBUF, _SOCKET_BYTES)
-                socket.setsockopt(zmq.IMMEDIATE, 1)
-                socket.setsockopt(zmq.RECONNECT_IVL, 20)
-                socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLIS)
-                # Not those of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
-                socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MILLIS)
-                socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MILLIS)
-                socket.setsockopt(zmq.HEARTBEAT_TTL, _SILENT_MILLIS)
-                _keep_alive(socket)
+                socket = self._socket(zmq.DEALER, _DEALER)
                 secure_client(socket, self._link_key)
                 socket.connect(f"tcp://{address}")
                 peer = self.peers[slot] = Peer(slot, address, socket)
@@ -362,11 +354,9 @@ class Transport:
 
     def wake(self) -> None:
         """End :meth:`wait`; any thread."""
-        try:
+        # A full counter wakes it anyway; a closed one has no sleeper.
+        with contextlib.suppress(OSError):
             os.eventfd_write(self._wakeup, 1)
-        except (BlockingIOError, OSError):
-            # A full counter wakes it anyway; a closed one has no sleeper.
-            pass
 
     def close(self, linger: bool = False) -> None:
         """Close all sockets and drop the backlogs; ``linger``: what was sent before may still leave."""

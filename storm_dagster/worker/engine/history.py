@@ -117,9 +117,8 @@ class TopologyHistory:
                 one, base = new.report[task], old.tasks.get(task, _NONE)
                 if any(a < b for a, b in zip(counters, base, strict=True)):
                     base = _NONE
-                executed, emitted, acked, failed, busy, timed, held = (
-                    a - b for a, b in zip(counters, base, strict=True)
-                )
+                since = (a - b for a, b in zip(counters, base, strict=True))
+                executed, emitted, acked, failed, busy, timed, held = since
                 part = parts.setdefault(one.component, _empty())
                 rate = (executed or emitted) / secs
                 share = executed * busy / timed / 1e9 / secs if timed and executed else 0.0

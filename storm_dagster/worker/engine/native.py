@@ -307,21 +307,17 @@ class NativeEngine:
             shared.at = runner
             if runner.wired and runner.status == "running":
                 try:
-                    if runner.run(now):
-                        worked = True
+                    worked = runner.run(now) or worked
                 except shared.catches as error:
                     # No component may end the worker, and its other tasks with it.
                     self._crash(runner, error)
                 if runner.crashed:
-                    worked = True
-                    self._starting = True
+                    worked = self._starting = True
                     runner.attempt("restart", runner.restart)
         shared.at = None
-        if shared.events.pending and shared.events.run(now):
-            worked = True
+        worked = (shared.events.pending and shared.events.run(now)) or worked
         self._loads.refresh(now, self._order)
-        if self.exchange.flush(now):
-            worked = True
+        worked = self.exchange.flush(now) or worked
         if self.pressure.update(now, self._order, self._held):
             self._update_spouts(now)
         return worked
@@ -359,14 +355,10 @@ class NativeEngine:
         shared.spouts_run = shared.active and self._released and not shared.closing
         self.pressure.apply(self._order, now)
 
-    def idle_secs(self, now: float) -> float | None:
+    def idle_secs(self, now: float) -> float:
         """Seconds until the next pass is due, unless something arrives."""
-        least = max(0.0, self._next_clock - now)
-        for runner in self._order:
-            secs = runner.idle_secs(now)
-            if secs is not None and secs < least:
-                least = secs
-        return least
+        due = [secs for runner in self._order if (secs := runner.idle_secs(now)) is not None]
+        return min([max(0.0, self._next_clock - now), *due])
 
     def open_trees(self) -> int:
         """Number of pending tuples of the spouts here."""
@@ -374,9 +366,8 @@ class NativeEngine:
 
     def drained(self) -> bool:
         """Whether no tuple is queued or in flight in this worker."""
-        return self.shared.ledger.empty() and not any(
-            runner.waiting() or runner.has_pending_acks() for runner in self._order
-        )
+        waits = any(runner.waiting() or runner.has_pending_acks() for runner in self._order)
+        return self.shared.ledger.empty() and not waits
 
     # -- state ------------------------------------------------------------------------------------------
 
@@ -393,8 +384,8 @@ class NativeEngine:
                 status=runner.status,
                 component=runner.component,
                 uptime_secs=int(now - runner.stats.opened),
-                stats=runner.stats.all_time(),
-                windows=runner.stats.windows(now),
+                windows=(windows := runner.stats.windows(now)),
+                stats=windows[":all-time"],
                 streams=runner.stats.by_stream(),
                 window_streams=runner.stats.window_streams(now),
                 latencies=runner.stats.window_latencies(now),

@@ -6,15 +6,13 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.api.context import TopologyContext
 from storm_dagster.core.acking import AckerResult, AckTracker
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
-from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.model.wire import WorkerReport
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.engine.history import TopologyHistory
-from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.runner import Runner
 
 
 class Acker(Runner):
@@ -22,8 +20,8 @@ class Acker(Runner):
 
     kind = "system"
 
-    def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
-        super().__init__(shared, context, part)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         # Twice the timeout: the spout's own clock decides, and it may have started later.
         self.table_timeout = 2 * float(self.conf.get("topology.message.timeout.secs") or 30)
         """Seconds after which an incomplete tree is dropped."""
@@ -181,10 +179,10 @@ class TopologyMaster(Runner):
 
     kind = "system"
 
-    def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
-        super().__init__(shared, context, part)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.tick_secs = None
-        self.table = TopologyMasterTable(context.topology_id, self.task_id)
+        self.table = TopologyMasterTable(self.context.topology_id, self.task_id)
         self.listening = ListeningClock()
 
     def receive(self, report: Any) -> None:

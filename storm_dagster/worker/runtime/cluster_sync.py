@@ -231,10 +231,8 @@ class ClusterSync:
         if found is None or base is None:
             # A wiped or replaced ensemble raises here, and the worker pauses instead of exiting.
             cluster.check_cluster_id()
-            if base is None or base.status == "KILLED":
-                self._supersede(f"topology {spec.topology_id} does not exist any more")
-            else:
-                self._supersede(f"topology {spec.topology_id} has no assignment")
+            gone = base is None or base.status == "KILLED"
+            self._supersede(f"topology {spec.topology_id} {'does not exist any more' if gone else 'has no assignment'}")
             return False
         assignment, at = found[0], found[1]
         mine = next((worker for worker in assignment.workers if worker.slot == self.slot), None)

@@ -45,10 +45,9 @@ class LogLevels:
 
     def restore(self, kept: KeptLevels, now_ms: int, now: float) -> None:
         """Set the levels that are stored for the topology, except where a request was faster."""
-        found = {name: level_in_force(level, now_ms) for name, level in kept.loggers.items()}
-        self.apply(
-            {name: change for name, change in found.items() if change is not None and name not in self._changed}, now
-        )
+        mine, stored = self._changed, kept.loggers.items()
+        found = {name: level_in_force(level, now_ms) for name, level in stored if name not in mine}
+        self.apply({name: change for name, change in found.items() if change is not None}, now)
 
     def expire(self, now: float) -> None:
         """Revert the changes whose time is over."""

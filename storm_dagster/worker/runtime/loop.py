@@ -185,10 +185,7 @@ class Loop:
                 continue
             transport.flush(engine.cannot_travel)
             if not worked and not received and not self._actions:
-                idle = engine.idle_secs(time.monotonic())
-                pause = 0.1 if idle is None else min(idle, 0.1)
-                if transport.waiting():
-                    pause = min(pause, 0.001)
+                pause = min(engine.idle_secs(time.monotonic()), 0.001 if transport.waiting() else 0.1)
                 if pause > 0:
                     transport.wait(pause)
         if self.exit_code is None:
@@ -394,11 +391,8 @@ class Loop:
         table.receive(self.report(), now)
         if master is None:
             return table.document()
-        times = {
-            "timeout_secs": float(conf.get("topology.message.timeout.secs") or 30),
-            "report_secs": self._report_secs,
-        }
-        return {**table.document(now), **times}
+        timeout = float(conf.get("topology.message.timeout.secs") or 30)
+        return {**table.document(now), "timeout_secs": timeout, "report_secs": self._report_secs}
 
 
 def memory_bytes() -> int:

@@ -324,13 +324,11 @@ class BoltRunner(Runner):
                 self.state.pulse()
             except self.shared.catches as error:
                 self.on_error(error, "windows and state")
-        if not due & TICK_DUE or self.crashed:
-            return
-        tick = self.tick_tuple()
-        try:
-            self.instance.process_tick(tick)
-        except self.shared.catches as error:
-            self.on_error(error, "process_tick")
+        if due & TICK_DUE and not self.crashed:
+            try:
+                self.instance.process_tick(self.tick_tuple())
+            except self.shared.catches as error:
+                self.on_error(error, "process_tick")
 
 
 class FusedBoltRunner(BoltRunner):

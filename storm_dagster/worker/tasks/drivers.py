@@ -28,13 +28,12 @@ class StateOpening:
     inline: InitVar[bool]
 
     def __post_init__(self, inline: bool) -> None:
-        runner = self.runner
         self.log: Future[StateLog] = Future()
         self._abandoned = False
         if inline:
             self._open()
         else:
-            threading.Thread(target=self._open, name=f"state-{runner.task_id}", daemon=True).start()
+            threading.Thread(target=self._open, name=f"state-{self.runner.task_id}", daemon=True).start()
 
     def _open(self) -> None:
         try:

@@ -73,13 +73,9 @@ class EventDelivery:
             return
         if holder is not None:
             ledger.fail(holder)
-        self._report(
-            runner,
-            Unavailable(
-                f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait for Dagster: "
-                + ("its tuple fails" if holder is not None else "it is dropped")
-            ),
-        )
+        what = f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait for Dagster"
+        then = "its tuple fails" if holder is not None else "it is dropped"
+        self._report(runner, Unavailable(f"{what}: {then}"))
 
     def run(self, now: float) -> bool:
         """Ack or fail the tuples of sent events, and send the next batch. Whether there was anything to do."""
@@ -97,10 +93,8 @@ class EventDelivery:
                 self._report(self._runners[entry.task], error)
             waiting = outbox.entries()
             if response.trouble is not None and waiting and not self._troubled:
-                error = Unavailable(
-                    f"{len(waiting)} events wait for Dagster, and their tuples with them: {response.trouble}"
-                )
-                self._report(self._runners[waiting[0].task], error)
+                text = f"{len(waiting)} events wait for Dagster, and their tuples with them: {response.trouble}"
+                self._report(self._runners[waiting[0].task], Unavailable(text))
             self._troubled = response.trouble is not None
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_SECS
@@ -120,9 +114,8 @@ class EventDelivery:
         """Report the events that are lost when the worker ends, since no replay repeats them."""
         for entry in self.outbox.entries():
             if entry.alone:
-                error = Unavailable(
-                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: it has no tuple to be replayed, and the worker ends"
-                )
+                why = "it has no tuple to be replayed, and the worker ends"
+                error = Unavailable(f"the {entry.event.kind} of {entry.event.asset!r} is lost: {why}")
                 self._report(self._runners[entry.task], error)
 
     def _report(self, runner: Runner, error: Exception) -> None:

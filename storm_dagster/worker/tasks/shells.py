@@ -111,9 +111,8 @@ class ShellRunner(Runner):
             self.last_error = message.get("msg")
             self.report(ShellFailure(str(self.last_error)), "error command")
         elif command == "metrics":
-            name = message["name"]
             try:
-                self.metric(*metric_value(name, message.get("params")))
+                self.metric(*metric_value(message["name"], message.get("params")))
             except InvalidRequest as error:
                 self.report(error, "metrics command")
         elif command == "emit":
@@ -154,16 +153,16 @@ class ShellRunner(Runner):
 
     def keep_alive(self, now: float) -> bool:
         """Restart the program when that is due. Whether it runs."""
-        if self.process is None:
-            if now < self._restart_at:
-                return False
+        if self.process is not None:
+            return True
+        if now >= self._restart_at:
             try:
                 self.open()
+                return True
             except self.shared.catches as error:
                 self.report(error, "shell")
                 self._restart_at = now + 5.0
-                return False
-        return True
+        return False
 
     def close(self, *, retire: bool = False) -> None:
         """Kill the program."""
@@ -345,8 +344,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         worked = self.process_messages()
         if not self.keep_alive(now):
             return worked
-        if self.deliver_verdicts(now, self._notify):
-            worked = True
+        worked = self.deliver_verdicts(now, self._notify) or worked
         if self.busy:
             if now - self.last_seen > self.timeout and now - self._sent_at > self.timeout:
                 self.replace(f"subprocess heartbeat timeout: no sync for {self.timeout:g} s")

@@ -1,6 +1,7 @@
 """Runner of spouts on the worker's loop, and the pending trees of all kinds of spouts."""
 
 from collections.abc import Callable, Collection
+from itertools import takewhile
 from typing import Any
 
 from storm_dagster.api.spouts import Spout
@@ -185,11 +186,8 @@ class SpoutBase(Runner):
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
         super().on_clock(now)
-        late = now - self.pending.timeout
-        for root, (_, added) in self.pending.entries.items():
-            if added > late:
-                break
-            self.failed.append(root)
+        late, entries = now - self.pending.timeout, self.pending.entries.items()
+        self.failed += [root for root, _ in takewhile(lambda entry: entry[1][1] <= late, entries)]
 
     def lose(self, bits: int, ackers: int, moved: Collection[int]) -> None:
         """Fail the pending trees with parts in these workers, and those of the ackers ``moved`` (indices)."""

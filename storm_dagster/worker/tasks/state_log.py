@@ -168,12 +168,8 @@ class StateLog:
             return Contents()
         division, _ = self._read_division(number)
         before, _ = self._read_division(earlier[-1])
-
-        def old() -> Iterator[tuple[int, Contents]]:
-            for other in range(before.tasks):
-                yield other, self._load(earlier[-1], other)
-
-        return division.share(index, old(), self.merge)
+        old = ((other, self._load(earlier[-1], other)) for other in range(before.tasks))
+        return division.share(index, old, self.merge)
 
     # -- writing ------------------------------------------------------------------------------------------
 

@@ -55,12 +55,9 @@ class StateStorage:
 
     def known_openings(self, component: str) -> dict[int, tuple[int, int]]:
         """Index of a task of the component -> (division, opening)."""
-        found = ((key.rpartition("/"), opening) for key, opening in self.home.openings.items())
-        return {
-            int(index): (opening[0], opening[1])
-            for (name, slash, index), opening in found
-            if slash and name == component
-        }
+        found = ((*key.rpartition("/"), opening) for key, opening in self.home.openings.items())
+        own = ((index, opening) for name, slash, index, opening in found if slash and name == component)
+        return {int(index): (opening[0], opening[1]) for index, opening in own}
 
     def publish(self, key: str, opening: tuple[int, int], context: TopologyContext) -> Future[None]:
         """Make an opening known to later workers; the result comes when it is."""

@@ -165,15 +165,9 @@ class StateDriver:
         self._id_at = self._id_places(by_fields)
         self.log = log
         self._group_at = by_fields if by_fields and log.division.by_key and log.division.tasks > 1 else {}
-        shared = runner.shared
         if log.older:
-            runner.report(
-                Unavailable(
-                    f"task {runner.task_id} ({runner.component}) goes on with older state than it last acknowledged, since "
-                    f"topology.state.local is set: {log.older}"
-                ),
-                "state",
-            )
+            older = f"task {runner.task_id} ({runner.component}) goes on with older state than it last acknowledged"
+            runner.report(Unavailable(f"{older}, since topology.state.local is set: {log.older}"), "state")
         self.state = KeyedState(log.contents, log.division, log.index)
         if isinstance(bolt, StatefulBolt):
             bolt.state = self.state
@@ -199,7 +193,7 @@ class StateDriver:
         self._rejected: Tuple | None = None
         """The tuple that the bolt failed last."""
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
-        self._rotate_at = shared.now_ms() + self._rotate_ms
+        self._rotate_at = runner.shared.now_ms() + self._rotate_ms
         self._forgotten: MutableMapping[Any, int] = {}
         """Ids that are remembered no longer: freed little by little, since all at once would stop the loop."""
         self._interval = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000

@@ -37,16 +37,11 @@ class TaskStats:
         """Tuples per latency sample; 0: no samples."""
         self.until_sample = 1
         self.opened: float = time.monotonic()
-        self.executed: int = 0
-        self.acked: int = 0
-        self.failed: int = 0
-        self.errors: int = 0
-        self.execute_ns: int = 0
-        self.timed: int = 0
-        """Number of tuples in ``execute_ns``."""
-        self.complete_ns: int = 0
-        self.completed: int = 0
-        self.written: int = 0
+        self.executed = self.acked = self.failed = self.errors = 0
+        self.execute_ns = self.timed = 0
+        """Sum of the sampled times, and number of their tuples."""
+        self.complete_ns = self.completed = 0
+        self.written = 0
         """Rows that a query has written outside of the topology: they count as emitted on the default stream."""
         self.executed_by: dict[str, int] = {}
         self.latencies: Latencies = {}
@@ -127,10 +122,6 @@ class TaskStats:
             ring.append((now, counters, streams, latencies))
             while len(ring) > 1 and ring[1][0] <= now - secs:
                 del ring[0]
-
-    def all_time(self) -> dict[str, float]:
-        """Metrics since the task was opened."""
-        return _as_metrics(self._counters())
 
     def _bases(self, now: float) -> Iterator[tuple[str, _Snapshot]]:
         # What a window begins with. Before the first snapshot, and in a task younger than the window, everything counts.

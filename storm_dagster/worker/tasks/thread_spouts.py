@@ -36,9 +36,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                 self.inbox.put(message)
             self.queue.clear()
             worked = True
-        if self.deliver_verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))):
-            worked = True
-        return worked
+        return self.deliver_verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))) or worked
 
     def on_active(self, active: bool) -> None:
         if self._thread is not None:

@@ -4,6 +4,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -70,12 +71,9 @@ class ResultTracker:
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
-        late = now - self.pending.timeout
         # A copy: the bolt's thread removes entries.
-        for root, (_, added) in list(self.pending.entries.items()):
-            if added > late:
-                break
-            self.failed.append(root)
+        late, entries = now - self.pending.timeout, list(self.pending.entries.items())
+        self.failed += [root for root, _ in takewhile(lambda entry: entry[1][1] <= late, entries)]
 
     def take(self) -> list[tuple[int, bool]]:
         """(number, whether its tree is complete) of the results that were acked or failed since the last call."""
@@ -120,9 +118,8 @@ class WindowDriver:
         self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         late = self.shape.late_stream
         if late is not None and late not in runner.part.outputs:
-            raise InvalidTopology(
-                f"bolt {runner.component!r} sends late tuples to stream {late!r}, which it does not declare"
-            )
+            what = f"sends late tuples to stream {late!r}, which it does not declare"
+            raise InvalidTopology(f"bolt {runner.component!r} {what}")
         self._pause_ms, self._retry_at, self._tries = 100, 0, 0
         self._next_watermark = 0
         self._late_count, self._late_logged_at = 0, -_LATE_LOG_MS
@@ -234,9 +231,7 @@ class WindowDriver:
         for number in to_send:
             self._send(number)
         now = self.runner.shared.now_ms()
-        if not self.shape.event_time:
-            self.windows.advance(now)
-        elif now >= self._next_watermark:
+        if not self.shape.event_time or now >= self._next_watermark:
             self._next_watermark = now + self.shape.watermark_ms
             self.windows.advance(now)
         self.evaluate()
@@ -249,9 +244,8 @@ class WindowDriver:
             bolt._begin()
             emitted = self._emitted = []
             try:
-                bolt.process_window(
-                    TupleWindow(pane.items, pane.new, pane.expired, pane.start_ms, pane.end_ms, pane.key)
-                )
+                times = (pane.start_ms, pane.end_ms)
+                bolt.process_window(TupleWindow(pane.items, pane.new, pane.expired, *times, pane.key))
             except Exception as error:
                 bolt._undo()
                 emitted = []
