@@ -180,10 +180,6 @@ class ThriftService:
         self._server.start()
         self._thread.start()
 
-    def advance(self, now: float) -> None:
-        """Expire idle transfers; called by the upkeep thread."""
-        self._handler.advance(now)
-
     def stop(self) -> None:
         """End within a few seconds."""
         self._ended.set()
