@@ -167,15 +167,10 @@ class TopologySnapshot:
         """Of them, those with a live process."""
         return sum(1 for worker in self.workers if worker.pid is not None)
 
-    @property
-    def spouts(self) -> list[ComponentSnapshot]:
-        """The spouts in order of their ids."""
-        return [part for _, part in sorted(self.components.items()) if part.kind == "spout"]
-
-    @property
-    def bolts(self) -> list[ComponentSnapshot]:
-        """The bolts in order of their ids, those of the system included."""
-        return [part for _, part in sorted(self.components.items()) if part.kind == "bolt"]
+    def shown(self, kind: Literal["spout", "bolt"], include_sys: bool) -> list[ComponentSnapshot]:
+        """Its spouts or bolts in order of their ids; those of the system only with ``include_sys``."""
+        every = [part for _, part in sorted(self.components.items()) if part.kind == kind]
+        return [part for part in every if include_sys or not part.is_system]
 
     def totals(self, window: str, *, include_sys: bool = False) -> dict[str, float]:
         """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency of spouts."""

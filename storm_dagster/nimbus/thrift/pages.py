@@ -54,16 +54,14 @@ class Pages:
         window, include_sys = check_window(window), bool(include_sys)
         now = int(time.time())
 
-        def shown(parts: Iterable[page_snapshot.ComponentSnapshot]) -> dict[str, Any]:
-            return {
-                part.id: _component(part, window, include_sys) for part in parts if include_sys or not part.is_system
-            }
+        def shown(kind: Literal["spout", "bolt"]) -> dict[str, Any]:
+            return {part.id: _component(part, window, include_sys) for part in snapshot.shown(kind, include_sys)}
 
         return idl.TopologyPageInfo(
             **_head(idl.TopologyPageInfo, self._summaries.topology(topology)),
             topology_conf=self._shown_conf(topology),
-            id_to_spout_agg_stats=shown(snapshot.spouts),
-            id_to_bolt_agg_stats=shown(snapshot.bolts),
+            id_to_spout_agg_stats=shown("spout"),
+            id_to_bolt_agg_stats=shown("bolt"),
             topology_stats=_topology_stats(snapshot, include_sys),
             workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],
         )
