@@ -185,13 +185,9 @@ def _share(total: int, weights: Counts) -> dict[str, int]:
     whole = sum(weights.values())
     if not total or not weights:
         return {}
-    shares: dict[str, int] = {}
-    given = 0
-    keys = sorted(weights)
-    for key in keys[:-1]:
-        shares[key] = total * weights[key] // whole if whole else 0
-        given += shares[key]
-    shares[keys[-1]] = total - given
+    *keys, last = sorted(weights)
+    shares = {key: total * weights[key] // whole if whole else 0 for key in keys}
+    shares[last] = total - sum(shares.values())
     return {key: number for key, number in shares.items() if number}
 
 
