@@ -96,9 +96,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self,
-        handler: object,
-        check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda peer, method, arguments: None,
+        self, handler: object, check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda *_: None
     ) -> None:
         self._handler = handler
         self._check = check
@@ -184,6 +182,6 @@ class ThriftService:
         """End within a few seconds."""
         self._ended.set()
         self._server.stop()
-        self._handler.close()
+        self._handler.downloads.close()
         if self._thread.is_alive():
             self._thread.join(timeout=2)
