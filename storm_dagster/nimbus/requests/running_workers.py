@@ -109,7 +109,13 @@ def stacks_at(view: ClusterView, port: int, security: Security) -> str:
 
 
 def read_state(
-    topology: TopologyView, component: str, security: Security, *, key: str | None, limit: str | None, after: str | None
+    topology: TopologyView,
+    component: str,
+    security: Security,
+    *,
+    key: str | None = None,
+    limit: str | None = None,
+    after: str | None = None,
 ) -> dict[str, Any]:
     """``{"id", "component", "entries": [{"task", "key", "value"}], "next"}``: a page of at most ``limit`` entries.
 
