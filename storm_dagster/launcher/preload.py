@@ -139,18 +139,14 @@ class Fingerprint:
         return next((path for path, (at, _) in self._seen.items() if moment_ns <= at <= now), None)
 
     def _scan(self) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        for path in self._loaded:
-            with contextlib.suppress(OSError):
-                status = os.stat(path)
-                found[path] = (status.st_mtime_ns, status.st_size)
+        paths = [*self._loaded]
         for root in self._roots:
             for folder, folders, files in os.walk(root):
                 folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-                for name in files:
-                    if name.endswith(_WATCHED) and len(found) < _MOST_FILES:
-                        path = os.path.join(folder, name)
-                        with contextlib.suppress(OSError):
-                            status = os.stat(path)
-                            found[path] = (status.st_mtime_ns, status.st_size)
+                paths += [os.path.join(folder, name) for name in files if name.endswith(_WATCHED)]
+        found: dict[str, tuple[int, int]] = {}
+        for path in [*dict.fromkeys(paths)][: max(len(self._loaded), _MOST_FILES)]:
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                found[path] = (status.st_mtime_ns, status.st_size)
         return found

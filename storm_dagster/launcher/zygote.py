@@ -64,7 +64,6 @@ class Zygote:
         self._began_ns = began_ns
         self._home = served.home
         self._stop = False
-        self._children: set[int] = set()
         self._adopted: list[RunFile] = []
         self._deaths: list[_Death] = []
         self._reporting: dict[int, _Death] = {}
@@ -90,8 +89,7 @@ class Zygote:
         while not self._stop:
             self._reap()
             self._watch()
-            task = self._report()
-            if task is not None:
+            if (task := self._report()) is not None:
                 return task
             now = time.monotonic()
             if now - checked >= _CHECK_SECS:
@@ -104,8 +102,7 @@ class Zygote:
                     os.read(self._woken, 4096)
             if self._listener in ready and not self._stop:
                 self._check_files()
-                task = self._accept()
-                if task is not None:
+                if (task := self._accept()) is not None:
                     return task
         self._close()
         return None
@@ -149,8 +146,6 @@ class Zygote:
             os.close(self._woken)
             signal.set_wakeup_fd(-1)
             os.close(self._wake)
-        else:
-            self._children.add(pid)
         return pid
 
     def _accept(self) -> Callable[[], int] | None:
@@ -189,7 +184,6 @@ class Zygote:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            self._children.discard(pid)
             reported = self._reporting.pop(pid, None)
             if reported is not None:
                 if code != 0:

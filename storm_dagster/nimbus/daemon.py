@@ -113,7 +113,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
         ("nimbus-healing", lambda: LeaderHealing(nimbus).run(ended)),
         ("nimbus-blob-sync", lambda: _synchronize(sync, sync_wake, ended)),
         ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
-        ("nimbus-upkeep", lambda: _keep_up(nimbus, (submissions, thrift), ended)),
+        ("nimbus-upkeep", lambda: _keep_up(nimbus, ended)),
     )
     for name, work in threads:
         thread = threading.Thread(target=work, name=name, daemon=True)
@@ -242,7 +242,7 @@ def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
             ended.wait(0.2)
 
 
-def _keep_up(nimbus: Nimbus, expiring: tuple[Submissions, ThriftService], ended: threading.Event) -> None:
+def _keep_up(nimbus: Nimbus, ended: threading.Event) -> None:
     """Expiry of idle transfers and old tokens, and the inbox cleaner."""
     pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
     age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
@@ -252,7 +252,7 @@ def _keep_up(nimbus: Nimbus, expiring: tuple[Submissions, ThriftService], ended:
         nonlocal cleaned
         now = time.monotonic()
         nimbus.uploads.advance(now)
-        for each in expiring:
+        for each in nimbus.expiring:
             each.advance(now)
         if cleaned is None or now - cleaned >= pause:
             cleaned = now

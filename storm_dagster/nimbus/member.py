@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.conf import ClusterConf, seed_urls
@@ -18,6 +19,7 @@ from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.nimbus.requests.unreported import LeaderOutbox
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import INimbus
 from storm_dagster.zk.cached_state import CachedReads
@@ -77,6 +79,8 @@ class Nimbus:
     uploads: Uploads
     dagster: DagsterClient
     unreported: LeaderOutbox
+    expiring: list[TimeCacheMap[str, Any]] = field(default_factory=list)
+    """Transfers and tokens that expire when they are left idle; advanced by the upkeep thread."""
     alarm: str | None = None
     """Why this leader's own healing pauses."""
     inimbus: INimbus | None = None

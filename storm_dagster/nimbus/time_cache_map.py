@@ -26,7 +26,7 @@ class TimeCacheMap(Generic[K, V]):
     """
 
     def __init__(
-        self, expiry_secs: float, *, now: float, limit: int, on_expire: Callable[[K, V], None] | None = None
+        self, expiry_secs: float, *, now: float, limit: int, on_expire: Callable[[K, V], None] = lambda *_: None
     ) -> None:
         if expiry_secs <= 0:
             raise ValueError(f"expiry must be positive, got {expiry_secs}")
@@ -50,8 +50,6 @@ class TimeCacheMap(Generic[K, V]):
             for key in dead:
                 del self._entries[key]
         for key, value in dead.items():
-            if self._on_expire is None:
-                continue
             try:
                 self._on_expire(key, value)
             except Exception:

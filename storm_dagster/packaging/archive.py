@@ -18,7 +18,7 @@ from pathspec import GitIgnoreSpec
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.topology import TopologySpec
-from storm_dagster.packaging.target import Description, describe_target
+from storm_dagster.packaging.target import describe_target
 from storm_dagster.packaging.unpack import hash_file
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -45,12 +45,9 @@ class IgnoreRules:
         self._root = root.absolute()
         self._specs: dict[Path, GitIgnoreSpec] = {}
         # Outer .gitignore files count up to the repository's root, as in git.
-        self._outer: list[Path] = []
         chain = [self._root, *self._root.parents]
-        for depth, folder in enumerate(chain):
-            if (folder / ".git").exists():
-                self._outer = chain[1 : depth + 1][::-1]
-                break
+        depth = next((depth for depth, folder in enumerate(chain) if (folder / ".git").exists()), 0)
+        self._outer = chain[1 : depth + 1][::-1]
 
     def _spec(self, folder: Path) -> GitIgnoreSpec:
         if folder not in self._specs:
@@ -191,22 +188,6 @@ class Bundle:
     archive: Archive
 
 
-def _archive_of(found: Description, unpacked: Path, vendored: Path | None, home: Path | None, out: Path) -> Archive:
-    path = found.target.path
-    if found.target.kind == "archive" and path is not None:
-        if vendored is None and not path.name.lower().endswith(".tar.gz"):
-            return Archive(path, hash_file(path), path.stat().st_size, 0)
-        # Workers get a zip; and what is to be vendored goes into it. The user chose these files: all travel.
-        files = {
-            entry.relative_to(unpacked).as_posix(): entry
-            for entry in sorted(unpacked.rglob("*"))
-            if entry.is_file() and not entry.is_symlink()
-        }
-        return build_archive(out, files, vendored=vendored)
-    leave_out = [home] if home is not None else []
-    return build_archive(out, collect_files(found.root, found.include, leave_out=leave_out), vendored=vendored)
-
-
 def vendor_requirements(file: Path, into: Path) -> None:
     """Install what ``file`` lists, with its dependencies, into the folder ``into``.
 
@@ -249,5 +230,16 @@ def bundle_target(
     if requirements is not None:
         vendored = folder / "vendored"
         vendor_requirements(requirements, vendored)
-    archive = _archive_of(found, unpacked, vendored, home, folder / "archive.zip")
-    return Bundle(found.name, found.topology, archive)
+    path = found.target.path
+    if found.target.kind != "archive" or path is None:
+        files = collect_files(found.root, found.include, leave_out=[home] if home is not None else [])
+    elif vendored is None and not path.name.lower().endswith(".tar.gz"):
+        return Bundle(found.name, found.topology, Archive(path, hash_file(path), path.stat().st_size, 0))
+    else:
+        # Workers get a zip; and what is to be vendored goes into it. The user chose these files: all travel.
+        files = {
+            entry.relative_to(unpacked).as_posix(): entry
+            for entry in sorted(unpacked.rglob("*"))
+            if entry.is_file() and not entry.is_symlink()
+        }
+    return Bundle(found.name, found.topology, build_archive(folder / "archive.zip", files, vendored=vendored))

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
+from storm_dagster.model.host import write_atomically
 from storm_dagster.model.topology import TopologySpec
 
 
@@ -196,9 +197,7 @@ def main() -> None:
         reply = {"ok": describe(request)}
     except StormDagsterError as error:
         reply = error.to_document()
-    temporary = Path(f"{reply_path}.tmp")
-    temporary.write_text(json.dumps(reply), encoding="utf-8")
-    temporary.replace(reply_path)
+    write_atomically(Path(reply_path), json.dumps(reply))
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads that the module started must not keep the answer waiting.

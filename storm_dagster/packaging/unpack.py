@@ -192,23 +192,6 @@ def _check_size(archive: str, name: str, total: int, packed: int, limits: Unpack
         )
 
 
-class _ZipFile(zipfile.ZipFile):
-    """A zip whose directory is counted before an object is made of each of its entries."""
-
-    def __init__(self, path: Path, limits: UnpackLimits) -> None:
-        self._file = path.open("rb")
-        try:
-            super().__init__(_Directory(self._file, path.name, limits))
-        except BaseException:
-            self._file.close()
-            raise
-        self.fp = self._file
-
-    def close(self) -> None:
-        super().close()
-        self._file.close()
-
-
 class _Directory:
     """A zip's file while its directory is read, which zipfile does in one piece, wherever it found it."""
 
@@ -227,7 +210,9 @@ class _Directory:
 
 
 def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
-    with _ZipFile(path, limits) as archive:
+    # The directory is counted before an object is made of each of its entries, which are then read from the file itself.
+    with path.open("rb") as stream, zipfile.ZipFile(_Directory(stream, path.name, limits)) as archive:
+        archive.fp = stream
         for info in archive.infolist():
             mode = info.external_attr >> 16
             folder = info.filename.endswith("/")

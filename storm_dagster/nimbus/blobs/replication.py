@@ -7,7 +7,7 @@ stores it without a transfer.
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
@@ -64,20 +64,19 @@ class Replicator:
         self._wait_secs = min(wait_secs, LONGEST_WAIT_SECS)
         self._absent = absent
         self._http = httpx.Client(
-            timeout=httpx.Timeout(read_timeout_secs, connect=2.0),
-            follow_redirects=False,
-            **(security or Security()).client_options(),
+            timeout=httpx.Timeout(read_timeout_secs, connect=2.0), **(security or Security()).client_options()
         )
         self._lock = threading.Lock()
         # A pool for each peer: one that hangs holds up nobody else.
-        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._pools = defaultdict[str, ThreadPoolExecutor](lambda: ThreadPoolExecutor(_AT_ONCE, "blob-push"))
         self._waiting: Counter[str] = Counter()
 
     def close(self) -> None:
         """Drop what is waiting and close the connections."""
         with self._lock:
-            pools, self._pools = self._pools, {}
-        for pool in pools.values():
+            pools = [*self._pools.values()]
+            self._pools.clear()
+        for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
         self._http.close()
 
@@ -86,10 +85,7 @@ class Replicator:
         with self._lock:
             if self._waiting[peer.address] >= _MOST_WAITING:
                 return None
-            pool = self._pools.get(peer.address)
-            if pool is None:
-                pool = ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="blob-push")
-                self._pools[peer.address] = pool
+            pool = self._pools[peer.address]
             self._waiting[peer.address] += 1
         future = pool.submit(work, peer, *arguments)
         future.add_done_callback(lambda _: self._done(peer.address))

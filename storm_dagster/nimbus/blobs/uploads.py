@@ -129,8 +129,7 @@ class Uploads:
 
     def _expire(self, handle: str) -> None:
         _log.info("upload %s was idle for too long and is dropped", handle)
-        self._cancelled.put(handle, handle)
-        self._drop(handle)
+        self.cancel(handle)
 
     def _drop(self, handle: str) -> None:
         for key in self._blobs.keys(f"upload.{handle}."):

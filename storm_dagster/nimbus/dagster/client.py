@@ -133,9 +133,7 @@ class DagsterClient:
             raise KeyNotFound(f"Dagster knows no run {run_id}: it was deleted, or ran in another Dagster")
         if result["__typename"] != "Run":
             raise _refusal(f"reading run {run_id}", result)
-        failures: list[Mapping[str, Any]] = []
-        if result["status"] in ("FAILURE", "CANCELED"):
-            failures = self._failures(run_id)
+        failures = self._failures(run_id) if result["status"] in ("FAILURE", "CANCELED") else []
         return run_document(result, failures, self.run_url(run_id), self.names)
 
     def report(self, asset: Sequence[str], partition: str, description: str) -> None:

@@ -12,6 +12,7 @@ import functools
 import re
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -240,17 +241,13 @@ class DagsterTransport:
 
     def _slow(self, access: DagsterAccess, secs: float) -> Unavailable:
         """The error of a request without a response in time; it names the part that does not respond."""
-        try:
-            info = self._http.get(f"{access.site}/server_info", **self._shown(access), timeout=1.0)
-            lives = info.is_success
-        except httpx.HTTPError:
-            lives = False
-        if not lives:
-            return _silence(access, secs)
-        return Unavailable(
-            f"Dagster at {access.url} did not answer within {secs:g} s although its webserver lives: its storage may "
-            f"be out of reach, or the machine busy: {STORAGE_REMEDY}; then try again"
-        )
+        with suppress(httpx.HTTPError):
+            if self._http.get(f"{access.site}/server_info", **self._shown(access), timeout=1.0).is_success:
+                return Unavailable(
+                    f"Dagster at {access.url} did not answer within {secs:g} s although its webserver lives: its storage "
+                    f"may be out of reach, or the machine busy: {STORAGE_REMEDY}; then try again"
+                )
+        return _silence(access, secs)
 
 
 def without_storage(doing: str, problem: str) -> Unavailable:

@@ -135,12 +135,8 @@ class LeaderDuties(_Rounds):
         self._due = result.memory
         for done in result.done:
             _log.info("done by the leader, no sensor is armed: %s", done.describe())
-            self._nimbus.unreported.add(
-                ctx,
-                done.name,
-                f"{done.describe()}, done by the leader because no sensor was armed",
-                gone=done.action == "remove",
-            )
+            text = f"{done.describe()}, done by the leader because no sensor was armed"
+            self._nimbus.unreported.add(ctx, done.name, text, gone=done.action == "remove")
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
         """Upgrades end at once, also while a sensor is armed: what fails must not go on until its next tick."""
@@ -216,19 +212,10 @@ class LeaderHealing(_Rounds):
         reason = "no healing sensor was armed" if self._alone else f"no run did it for {self._backstop_secs:g} s"
         words = {cause.key: cause.describe() for cause in causes}
         for report in reports:
-            why = "; ".join(words.get(key, key) for key in report.causes)
-            _log.warning(
-                "reassignment of %s: %s (%s)",
-                report.topology_id,
-                report.status,
-                report.error or why,
-                extra={"topology": report.topology_id},
-            )
+            topology_id, why = report.topology_id, "; ".join(words.get(key, key) for key in report.causes)
+            text = f"reassignment of {topology_id}: {report.status} ({report.error or why})"
+            _log.warning("%s", text, extra={"topology": topology_id})
             if report.status == "assigned":
+                text = f"{report.moved} tasks of {topology_id} reassigned by the leader because {reason}: {why}"
                 for asset in ("assignment", "published_assignment"):
-                    self._nimbus.unreported.add(
-                        ctx,
-                        report.name,
-                        f"{report.moved} tasks of {report.topology_id} reassigned by the leader because {reason}: {why}",
-                        ("storm", asset),
-                    )
+                    self._nimbus.unreported.add(ctx, report.name, text, ("storm", asset))

@@ -45,13 +45,10 @@ class Election:
         self._not_before = 0.0
         self._logged: str | None = None
         self._registered: tuple[int, Mapping[str, Any]] | None = None
-        nimbus.cluster.state.add_listener(self._on_connection)
+        nimbus.cluster.state.add_listener(self.wake)
 
-    def wake(self) -> None:
-        """Poll now; may be called from any thread."""
-        self._wake.set()
-
-    def _on_connection(self, _: str) -> None:
+    def wake(self, _: str = "") -> None:
+        """Poll now, also when the connection has changed; may be called from any thread."""
         self._wake.set()
 
     def run(self, stop: threading.Event) -> None:
@@ -83,18 +80,12 @@ class Election:
 
     def _give_up(self, what: str, error: Exception) -> float:
         """Drop ``/nimbus_master``, log the reason, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
-        me = self._nimbus.identity
         self._failures += 1
         pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
         self._not_before = time.monotonic() + pause
-        _log.error(
-            "nimbus %s drops leadership, %s: %s; it tries again in %g s",
-            me.address,
-            what,
-            error,
-            pause,
-            exc_info=None if isinstance(error, StormDagsterError) else error,
-        )
+        trace = None if isinstance(error, StormDagsterError) else error
+        text = "nimbus %s drops leadership, %s: %s; it tries again in %g s"
+        _log.error(text, self._nimbus.identity.address, what, error, pause, exc_info=trace)
         self._forget_leadership()
         try:
             self._nimbus.leadership.resign()
@@ -211,8 +202,7 @@ class Election:
             self._registered = wanted
 
     def _forget_leadership(self) -> None:
-        known = self._nimbus.status.known
-        if known.epoch is not None:
+        if self._nimbus.status.known.epoch is not None:
             self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
 
     def _log_once(self, level: int, text: str) -> None:
@@ -223,5 +213,5 @@ class Election:
 
     def close(self) -> None:
         """Stop listening to the connection."""
-        self._nimbus.cluster.state.remove_listener(self._on_connection)
+        self._nimbus.cluster.state.remove_listener(self.wake)
         self._http.close()

@@ -72,12 +72,8 @@ class LifecycleRequests:
             )
         ctx = self._nimbus.operations(epoch)
         report = lifecycle.operation_of(verb)(ctx, topology.id, **fields)
-        self._nimbus.unreported.add(
-            ctx,
-            report.name,
-            f"{verb} of {report.topology_id}, done by the leader because Dagster did not answer",
-            gone=report.status is None,
-        )
+        text = f"{verb} of {report.topology_id}, done by the leader because Dagster did not answer"
+        self._nimbus.unreported.add(ctx, report.name, text, gone=report.status is None)
         return {"run_id": None, **answer, "status": report.status or "KILLED"}
 
     def _check_upload(self, verb: str, topology_id: str, fields: Mapping[str, Any], epoch: int) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.records import SupervisorInfo, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.nimbus.requests.window_stats import WINDOWS, WindowStats, is_system_name, merge, task_windows
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, Kind, WindowStats, is_system_name, merge, task_windows
 
 _TABLES = {
     name: {field: attrgetter(place) for field, place in table.items()}
@@ -36,7 +36,7 @@ class ExecutorSnapshot:
     """One executor: a run of tasks of one component on one slot."""
 
     component: str
-    kind: Literal["spout", "bolt"]
+    kind: Kind
     first: int
     last: int
     node: str | None
@@ -76,7 +76,7 @@ class ComponentSnapshot:
     """One component with its executors; its statistics are the sums of theirs."""
 
     id: str
-    kind: Literal["spout", "bolt"]
+    kind: Kind
     tasks: tuple[int, ...]
     executors: tuple[ExecutorSnapshot, ...]
     errors: tuple[TaskError, ...] = ()
@@ -167,15 +167,10 @@ class TopologySnapshot:
         """Of them, those with a live process."""
         return sum(1 for worker in self.workers if worker.pid is not None)
 
-    @property
-    def spouts(self) -> list[ComponentSnapshot]:
-        """The spouts in order of their ids."""
-        return [part for _, part in sorted(self.components.items()) if part.kind == "spout"]
-
-    @property
-    def bolts(self) -> list[ComponentSnapshot]:
-        """The bolts in order of their ids, those of the system included."""
-        return [part for _, part in sorted(self.components.items()) if part.kind == "bolt"]
+    def shown(self, kind: Kind, include_sys: bool) -> list[ComponentSnapshot]:
+        """Its spouts or bolts in order of their ids; those of the system only with ``include_sys``."""
+        every = [part for _, part in sorted(self.components.items()) if part.kind == kind]
+        return [part for part in every if include_sys or not part.is_system]
 
     def totals(self, window: str, *, include_sys: bool = False) -> dict[str, float]:
         """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency of spouts."""
@@ -350,11 +345,7 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
 
 
 def _executor(
-    component: str,
-    kind: Literal["spout", "bolt"],
-    group: Sequence[int],
-    slot: WorkerSlot | None,
-    report: Mapping[str, Any],
+    component: str, kind: Kind, group: Sequence[int], slot: WorkerSlot | None, report: Mapping[str, Any]
 ) -> ExecutorSnapshot:
     entries = [report[str(task)] for task in group if str(task) in report]
     each = [task_windows(entry, kind) for entry in entries]

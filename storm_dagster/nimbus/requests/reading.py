@@ -88,13 +88,9 @@ class ClusterReader:
         topology = topology_by_name(view, name)
         stats, now_secs = self._stats_of(topology), int(time.time())
         errors = status.errors_of(self._reading_context(), topology.id)
+        launch_secs = self._nimbus.conf["nimbus.task.launch.secs"]
         document = status.show_document(
-            view,
-            topology.id,
-            stats,
-            now_secs=now_secs,
-            errors=errors,
-            launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
+            view, topology.id, stats, now_secs=now_secs, errors=errors, launch_secs=launch_secs
         )
         snapshot = snapshot_topology(topology, stats, now_secs=now_secs)
         for component, part in snapshot.components.items():
@@ -153,12 +149,8 @@ class ClusterReader:
     def snapshot(self, name: str) -> TopologySnapshot:
         """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is none."""
         topology = topology_by_name(self.view(), name)
-        return snapshot_topology(
-            topology,
-            self._stats_of(topology),
-            now_secs=int(time.time()),
-            errors=status.errors_of(self._reading_context(), topology.id),
-        )
+        stats, errors = self._stats_of(topology), status.errors_of(self._reading_context(), topology.id)
+        return snapshot_topology(topology, stats, now_secs=int(time.time()), errors=errors)
 
     def stats(self, name: str) -> Mapping[str, Any] | None:
         """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""

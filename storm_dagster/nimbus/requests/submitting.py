@@ -41,12 +41,8 @@ class Submissions:
         self._nimbus = nimbus
         self._runs: TimeCacheMap[str, str] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
         self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
+        nimbus.expiring += [self._runs, self._names]
         self._locks = _KeyedLocks()
-
-    def advance(self, now: float) -> None:
-        """Forget old tokens; called by the upkeep thread."""
-        self._runs.advance(now)
-        self._names.advance(now)
 
     def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Launch the run of a submission: ``{"run_id", "token"}``.

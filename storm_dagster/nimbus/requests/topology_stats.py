@@ -39,7 +39,7 @@ class TopologyStats:
 
         ``None`` when the topology master does not run or does not answer.
         """
-        began = time.monotonic()
+        began, extra = time.monotonic(), {"topology": topology.id}
         with self._lock:
             self._silent = {key: until for key, until in self._silent.items() if until > began}
             if topology.id in self._silent:
@@ -48,17 +48,12 @@ class TopologyStats:
             key = link_key_of(self._security, topology.id)
             answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key, history=history)
         except StormDagsterError as error:
-            _log.info(
-                "the topology master of %s answered with an error: %s",
-                topology.id,
-                error,
-                extra={"topology": topology.id},
-            )
+            _log.info("the topology master of %s answered with an error: %s", topology.id, error, extra=extra)
             answer = None
         now = time.monotonic()
         # An older one does not know of a history, and answers everything else.
         if answer is None and history is None and now - began >= _ANSWER_SECS:
-            _log.info("the topology master of %s does not answer", topology.id, extra={"topology": topology.id})
+            _log.info("the topology master of %s does not answer", topology.id, extra=extra)
             with self._lock:
                 self._silent[topology.id] = now + _LEFT_ALONE_SECS
         return answer

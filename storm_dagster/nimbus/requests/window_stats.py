@@ -8,7 +8,7 @@ by what it emitted on each stream.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -20,6 +20,7 @@ ALL_TIME = ":all-time"
 WINDOWS = ("600", "10800", "86400", ALL_TIME)
 """Storm's window names: seconds, and the whole life."""
 
+Kind = Literal["spout", "bolt"]
 Counts = Mapping[str, int]
 Means = Mapping[str, float]
 
@@ -118,7 +119,7 @@ class WindowStats:
         )
 
 
-def task_windows(entry: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]) -> dict[str, WindowStats]:
+def task_windows(entry: Mapping[str, Any] | None, kind: Kind) -> dict[str, WindowStats]:
     """Window -> statistics of one task, from the topology master's entry for it (``None``: it reported nothing)."""
     if entry is None:
         return {window: WindowStats() for window in WINDOWS}
@@ -139,7 +140,7 @@ def _with_process(latencies: Latencies) -> Latencies:
     return {"process": latencies["execute"], **latencies} if "execute" in latencies else latencies
 
 
-def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Literal["spout", "bolt"]) -> WindowStats:
+def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Kind) -> WindowStats:
     emitted: dict[str, int] = dict(streams.get("emitted") or {})
     executed: dict[str, int] = dict(streams.get("executed") or {})
     if not executed and latest.get("executed"):
@@ -185,13 +186,9 @@ def _share(total: int, weights: Counts) -> dict[str, int]:
     whole = sum(weights.values())
     if not total or not weights:
         return {}
-    shares: dict[str, int] = {}
-    given = 0
-    keys = sorted(weights)
-    for key in keys[:-1]:
-        shares[key] = total * weights[key] // whole if whole else 0
-        given += shares[key]
-    shares[keys[-1]] = total - given
+    *keys, last = sorted(weights)
+    shares = {key: total * weights[key] // whole if whole else 0 for key in keys}
+    shares[last] = total - sum(shares.values())
     return {key: number for key, number in shares.items() if number}
 
 
@@ -214,11 +211,9 @@ def _sum(parts: Iterable[Counts]) -> dict[str, int]:
 
 
 def _weighted(parts: Iterable[tuple[Means, Counts]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    numbers: dict[str, int] = {}
+    sums, numbers = defaultdict[str, float](float), Counter[str]()
     for means, counts in parts:
         for key, mean in means.items():
-            number = counts.get(key, 0)
-            sums[key] = sums.get(key, 0.0) + mean * number
-            numbers[key] = numbers.get(key, 0) + number
+            sums[key] += mean * counts.get(key, 0)
+            numbers[key] += counts.get(key, 0)
     return {key: sums[key] / numbers[key] for key in sums if numbers[key]}

@@ -63,16 +63,6 @@ class NimbusHandler:
         self.downloads = Downloads(nimbus)
         self.blobs = Blobs(nimbus, self.summaries, self.downloads)
 
-    def advance(self, now: float) -> None:
-        """Expire idle transfers; called by the upkeep thread."""
-        self.archives.advance(now)
-        self.downloads.advance(now)
-        self.blobs.uploads.advance(now)
-
-    def close(self) -> None:
-        """Close what downloads hold open."""
-        self.downloads.close()
-
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """What serves a method, by its row in ``methods.yaml``."""
         row = METHODS.get(name)

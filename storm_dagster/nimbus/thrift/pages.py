@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.requests import page_snapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
-from storm_dagster.nimbus.requests.window_stats import WINDOWS, Totals, WindowStats, check_window, split_input
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, Kind, Totals, WindowStats, check_window, split_input
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, worker_summary
 
@@ -54,16 +54,14 @@ class Pages:
         window, include_sys = check_window(window), bool(include_sys)
         now = int(time.time())
 
-        def shown(parts: Iterable[page_snapshot.ComponentSnapshot]) -> dict[str, Any]:
-            return {
-                part.id: _component(part, window, include_sys) for part in parts if include_sys or not part.is_system
-            }
+        def shown(kind: Kind) -> dict[str, Any]:
+            return {part.id: _component(part, window, include_sys) for part in snapshot.shown(kind, include_sys)}
 
         return idl.TopologyPageInfo(
             **_head(idl.TopologyPageInfo, self._summaries.topology(topology)),
             topology_conf=self._shown_conf(topology),
-            id_to_spout_agg_stats=shown(snapshot.spouts),
-            id_to_bolt_agg_stats=shown(snapshot.bolts),
+            id_to_spout_agg_stats=shown("spout"),
+            id_to_bolt_agg_stats=shown("bolt"),
             topology_stats=_topology_stats(snapshot, include_sys),
             workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],
         )
@@ -208,9 +206,7 @@ def _component(part: page_snapshot.ComponentSnapshot, window: str, include_sys: 
     return stats
 
 
-def _stats(
-    kind: Literal["spout", "bolt"], totals: Totals, counts: Iterable[str] = _COUNTS, *, means: bool = True, **more: Any
-) -> Any:
+def _stats(kind: Kind, totals: Totals, counts: Iterable[str] = _COUNTS, *, means: bool = True, **more: Any) -> Any:
     """The ``counts`` of the totals and, with ``means``, the numbers of a spout or a bolt that the other kind lacks.
 
     ``more`` are further fields of the statistics that both kinds have, and ``capacity``.

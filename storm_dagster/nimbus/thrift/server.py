@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,10 +125,8 @@ class ThriftServer:
         """End within a few seconds; calls that run are not waited for."""
         loop, ended = self._loop, self._ended
         if loop is not None and ended is not None and self.thread.is_alive():
-            try:
+            with suppress(RuntimeError):  # It ended by itself in this moment.
                 loop.call_soon_threadsafe(ended.set)
-            except RuntimeError:
-                pass  # It ended by itself in this moment.
             self.thread.join(timeout=5)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._listener.close()
@@ -146,9 +145,7 @@ class ThriftServer:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         handshake = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": 10.0}
-        server = await asyncio.start_server(
-            self._talk, sock=self._listener, limit=_EARLY_BYTES, start_serving=True, **handshake
-        )
+        server = await asyncio.start_server(self._talk, sock=self._listener, limit=_EARLY_BYTES, **handshake)
         self._started.set()
         sweeping = asyncio.create_task(self._sweep())
         await self._ended.wait()

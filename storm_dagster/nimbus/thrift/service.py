@@ -96,9 +96,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self,
-        handler: object,
-        check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda peer, method, arguments: None,
+        self, handler: object, check: Callable[[ThriftPeer, str, Sequence[object]], None] = lambda *_: None
     ) -> None:
         self._handler = handler
         self._check = check
@@ -180,14 +178,10 @@ class ThriftService:
         self._server.start()
         self._thread.start()
 
-    def advance(self, now: float) -> None:
-        """Expire idle transfers; called by the upkeep thread."""
-        self._handler.advance(now)
-
     def stop(self) -> None:
         """End within a few seconds."""
         self._ended.set()
         self._server.stop()
-        self._handler.close()
+        self._handler.downloads.close()
         if self._thread.is_alive():
             self._thread.join(timeout=2)

@@ -88,7 +88,9 @@ class TopologySubmission:
         conf, warnings = validate_conf(
             read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn", submitted=True
         )
-        deploy = _deploy_of(conf)
+        deploy = ("update", {}) if conf.get("topology.hot.deploy.enable") else None
+        if conf.get("topology.upgrade"):  # It counts before a hot deploy, as in JStorm.
+            deploy = "gray-upgrade", selection_of_conf(conf).to_document()
         if deploy is None:
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
             check_name_free(self._nimbus.cluster.load_view(), checked, remedy=remedy)
@@ -177,13 +179,6 @@ class TopologySubmission:
                 raise
 
         within(deadline, launch, f"the deployment of {checked.name!r}")
-
-
-def _deploy_of(conf: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Verb and body of the change that the conf asks for; a gray upgrade counts before a hot deploy, as in JStorm."""
-    if conf.get("topology.upgrade"):
-        return "gray-upgrade", selection_of_conf(conf).to_document()
-    return ("update", {}) if conf.get("topology.hot.deploy.enable") else None
 
 
 def _new_token() -> str:

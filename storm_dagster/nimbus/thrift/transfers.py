@@ -64,10 +64,6 @@ class UploadSessions:
         self._most_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
         self._open: TimeCacheMap[str, Upload] = _sessions(nimbus, self._expire, _MOST_OPEN)
 
-    def advance(self, now: float) -> None:
-        """Expire what has been idle for too long; called by the upkeep thread."""
-        self._open.advance(now)
-
     def begin(self, key: str | None = None) -> str:
         """A new session for the blob ``key`` (``None``: the archive that is uploaded under the session's own name).
 
@@ -153,10 +149,6 @@ class Downloads:
         self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
         self._open: TimeCacheMap[str, _Download] = _sessions(nimbus, lambda _, d: self._close(d), _MOST_DOWNLOADS)
 
-    def advance(self, now: float) -> None:
-        """Expire what has been idle for too long; called by the upkeep thread."""
-        self._open.advance(now)
-
     def begin(self, key: str) -> tuple[str, BlobMeta]:
         """A new session, and what it downloads; :class:`KeyNotFound` for a blob that is not here."""
         meta, stream = self._nimbus.blobs.base.open_with_meta(key)
@@ -194,7 +186,9 @@ class Downloads:
 
 def _sessions(nimbus: Nimbus, on_expire: Callable[[str, V], None], most: int) -> TimeCacheMap[str, V]:
     expiry_secs = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
-    return TimeCacheMap(expiry_secs, now=time.monotonic(), on_expire=on_expire, limit=most)
+    sessions = TimeCacheMap(expiry_secs, now=time.monotonic(), on_expire=on_expire, limit=most)
+    nimbus.expiring.append(sessions)
+    return sessions
 
 
 def _disk(error: OSError) -> Unavailable:

@@ -60,9 +60,6 @@ class _Nothing:
 
     stop = close = start
 
-    def advance(self, now: float) -> None:
-        pass
-
 
 def _open_store(conf: ClusterConf, folder: Path) -> MemoryBlobStore:
     process = THREADS.get().process

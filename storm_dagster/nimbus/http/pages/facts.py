@@ -251,11 +251,8 @@ def timeline(
             live = topology.live_workers.get(worker.slot)
             placed = max((starts.get(task, 0) for task in worker.ids), default=0)
             if live is not None and live.started_ms / 1000 > placed + _STARTING_SECS:
-                found.append(
-                    Event(
-                        live.started_ms / 1000, "started", f"worker {worker.address} in its place, process {live.pid}"
-                    )
-                )
+                text = f"worker {worker.address} in its place, process {live.pid}"
+                found.append(Event(live.started_ms / 1000, "started", text))
     return sorted(found, key=lambda event: -event.at_secs)[:_SHOWN_EVENTS]
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,8 @@ _SHARED_SECS, _SHARED_TIMES = 2.0, 30.0
 _HEADERS = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-store"}
 
 
-def _clock(epoch_secs: float) -> str:
-    return f"{datetime.fromtimestamp(epoch_secs, timezone.utc):%H:%M:%S}"
-
-
-def _moment(epoch_secs: float) -> str:
-    return f"{datetime.fromtimestamp(epoch_secs, timezone.utc):%Y-%m-%d %H:%M:%S}"
+def _utc(form: str, epoch_secs: float) -> str:
+    return datetime.fromtimestamp(epoch_secs, timezone.utc).strftime(form)
 
 
 def _prose(text: str) -> Markup:
@@ -58,9 +55,8 @@ def page_routes(nimbus: Nimbus, reader: ClusterReader) -> list[Route]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters.update(
-        compact=compact, percent=percent, duration=duration, clock=_clock, moment=_moment, prose=_prose
-    )
+    times = {"clock": partial(_utc, "%H:%M:%S"), "moment": partial(_utc, "%Y-%m-%d %H:%M:%S")}
+    templates.filters.update(compact=compact, percent=percent, duration=duration, prose=_prose, **times)
     templates.globals.update(version=versions)
     facts = PageFacts(nimbus, reader)
     shared = SharedAnswers(_SHARED_SECS, _SHARED_TIMES, oldest_secs=_SHARED_SECS)

@@ -39,17 +39,15 @@ class TopologyPages:
         self._nimbus = nimbus
         self._reader = reader
 
-    def _links(self) -> Links:
-        return Links(self._reader.view())
-
     def page(self, name: str, window: str, sys: bool) -> dict[str, Any]:
         """``/topology/:id``."""
         snapshot = self._reader.snapshot(name)
         runnable = self._reader.runnable(snapshot.id)
         conf = self._reader.shown_conf(snapshot.id)
-        links = self._links()
+        view = self._reader.view()
+        links = Links(view)
         copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
-        topology = topology_by_name(self._reader.view(), snapshot.id)
+        topology = topology_by_name(view, snapshot.id)
         head = topology_row(topology, copies, self._nimbus.identity.version)
 
         def row(part: ComponentSnapshot) -> dict[str, Any]:
@@ -64,8 +62,8 @@ class TopologyPages:
             "windowHint": window_hint(window),
             "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
             "workers": [worker_row(worker, links) for worker in snapshot.workers],
-            "spouts": [row(part) for part in snapshot.spouts if sys or not part.is_system],
-            "bolts": [row(part) for part in snapshot.bolts if sys or not part.is_system],
+            "spouts": [row(part) for part in snapshot.shown("spout", sys)],
+            "bolts": [row(part) for part in snapshot.shown("bolt", sys)],
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
             "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
@@ -101,8 +99,8 @@ class TopologyPages:
         return {
             "window": window,
             "windowHint": window_hint(window),
-            "spouts": [described(part) for part in snapshot.spouts if sys or not part.is_system],
-            "bolts": [described(part) for part in snapshot.bolts if sys or not part.is_system],
+            "spouts": [described(part) for part in snapshot.shown("spout", sys)],
+            "bolts": [described(part) for part in snapshot.shown("bolt", sys)],
             "reported": [
                 {"component_id": component, "task": task, "metrics": dict(by_key)}
                 for (component, task), by_key in snapshot.metrics.items()
@@ -132,7 +130,7 @@ class TopologyPages:
 
     def errors(self, name: str) -> dict[str, Any]:
         """``/topology/:id/get-errors``: the newest errors of all components."""
-        snapshot, links = self._reader.snapshot(name), self._links()
+        snapshot, links = self._reader.snapshot(name), Links(self._reader.view())
         return {
             "topologyErrors": [
                 {"component": part.id, **_error_row(error, snapshot.id, links)}
@@ -143,7 +141,7 @@ class TopologyPages:
 
     def component(self, name: str, component: str, window: str, sys: bool) -> dict[str, Any]:
         """``/topology/:id/component/:component``; :class:`KeyNotFound` when the topology has no such component."""
-        snapshot, links = self._reader.snapshot(name), self._links()
+        snapshot, links = self._reader.snapshot(name), Links(self._reader.view())
         part = snapshot.components.get(component)
         if part is None:
             raise KeyNotFound(
