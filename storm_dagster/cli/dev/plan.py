@@ -75,11 +75,8 @@ def code_socket(home: Path) -> Path:
     path = run_dir(home) / "code.sock"
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
-    return (
-        Path(tempfile.gettempdir())
-        / f"storm-dagster-{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}"
-        / "code.sock"
-    )
+    mark = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"storm-dagster-{mark}", "code.sock")
 
 
 def prepare_dagster_home(home: Path) -> Path:
