@@ -136,13 +136,8 @@ class LogRoutes:
         stream, size = self._tree.open(name)
         with stream:
             found, following = search_log(stream, size, search)
-        return JSONResponse(
-            {
-                "num_match": len(found),
-                "match_results": {str(offset): text for offset, text in found.items()},
-                "next_offset": following,
-            }
-        )
+        matches = {str(offset): text for offset, text in found.items()}
+        return JSONResponse({"num_match": len(found), "match_results": matches, "next_offset": following})
 
     # -- Storm -------------------------------------------------------------------------------------------
 
