@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storm_dagster.cli.dev.daemon import DaemonSpec
-from storm_dagster.cli.dev.ending import CLUSTER_MARK
 from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.log_setup import QUIET_STDERR
+from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.host import write_atomically

@@ -226,11 +226,8 @@ def recovery_observations(
 
 def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
     """Observation of the supervisors: healing pauses, or goes on again."""
-    return dg.AssetObservation(
-        asset_key=key,
-        description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
-        metadata={"alarm": alarm or "none"},
-    )
+    words = f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on"
+    return dg.AssetObservation(asset_key=key, description=words, metadata={"alarm": alarm or "none"})
 
 
 def seen_text(view: ClusterView, seen: LivenessResult) -> str:

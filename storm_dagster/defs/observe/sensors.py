@@ -32,11 +32,9 @@ def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue
 
 def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     """The supervisors of ``view``, those that assignments name but that are gone included."""
-    slots: dict[str, dict[int, DrawnSlot]] = {
-        supervisor_id: {port: DrawnSlot(port) for port in info.ports}
-        for supervisor_id, info in view.supervisors.items()
-    }
-    hosts = {supervisor_id: info.host for supervisor_id, info in view.supervisors.items()}
+    slots: dict[str, dict[int, DrawnSlot]] = {}
+    slots |= {node: {port: DrawnSlot(port) for port in info.ports} for node, info in view.supervisors.items()}
+    hosts = {node: info.host for node, info in view.supervisors.items()}
     for topology in view.topologies.values():
         components = topology.tasks.component_of() if topology.tasks is not None else {}
         for worker in topology.workers:
@@ -242,11 +240,8 @@ def supervisor_sensor(
     events, cursor = cluster_events(view, http, read_cursor(context.cursor), time.time(), zookeeper.asset_key)
     if not events:
         return dg.SkipReason(f"{len(view.supervisors)} supervisors, nothing new, or too soon to report it")
-    return dg.SensorResult(
-        skip_reason=dg.SkipReason(f"observed {len(view.supervisors)} supervisors"),
-        asset_events=events,
-        cursor=json.dumps(cursor),
-    )
+    reason = dg.SkipReason(f"observed {len(view.supervisors)} supervisors")
+    return dg.SensorResult(skip_reason=reason, asset_events=events, cursor=json.dumps(cursor))
 
 
 def leader_sensor(context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource) -> dg.SensorResult | dg.SkipReason:
