@@ -94,9 +94,6 @@ def _component(
     )
 
 
-_FIELDS = frozenset(TopologyPlacement.model_fields)
-
-
 def explain_document(
     view: ClusterView,
     topology: TopologyView,
@@ -185,17 +182,13 @@ def _slot_outlook(
     return {}, {str(task): now[task] for task in sorted(lost)}
 
 
-def choice_document(
-    topology: TopologyToPlace, placement: TopologyPlacement | Mapping[str, Any], task: int
-) -> dict[str, Any] | None:
+def choice_document(topology: TopologyToPlace, stored: Mapping[str, Any], task: int) -> dict[str, Any] | None:
     """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by comparing."""
-    if not isinstance(placement, TopologyPlacement):
-        try:
-            placement = TopologyPlacement.model_validate(
-                {key: value for key, value in placement.items() if key in _FIELDS}
-            )
-        except ValidationError:
-            return None
+    fields = {key: value for key, value in stored.items() if key in TopologyPlacement.model_fields}
+    try:
+        placement = TopologyPlacement.model_validate(fields)
+    except ValidationError:
+        return None
     choice = choice_of(topology, placement, task)
     if choice is None:
         return None
