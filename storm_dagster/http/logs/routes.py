@@ -173,14 +173,8 @@ class LogRoutes:
     def _whole(self, tree: LogTree, request: Request, parameter: str = "file") -> Response:
         name = _required(request, parameter)
         stream, size = tree.open(name)
-        return StreamResponse(
-            stream,
-            size,
-            request=request,
-            chunk=_CHUNK,
-            idle_secs=self._idle_secs,
-            headers={"Content-Type": "application/octet-stream", **_attached(name)},
-        )
+        headers = {"Content-Type": "application/octet-stream", **_attached(name)}
+        return StreamResponse(stream, size, request=request, chunk=_CHUNK, idle_secs=self._idle_secs, headers=headers)
 
 
 _BYTES = {"Cache-Control": "no-store"}
