@@ -102,8 +102,9 @@ def gray_upgrade(
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     base, record = topology.base, snapshot.state.record
     if record is not None and token and record.token == token:
-        begun = (base.status, "begun", False, "")
-        return UpgradeResult(topology.id, base.name, *begun, snapshot.state, snapshot.assignment)
+        return UpgradeResult(
+            topology.id, base.name, base.status, "begun", False, "", snapshot.state, snapshot.assignment
+        )
     if handle is None:
         return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection))
     machine.check_begin(base, snapshot)

@@ -137,9 +137,10 @@ def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPor
             raise InvalidRequest("some default ports coincide: use --ports auto, or set them in HOME/storm.yaml")
     else:
         ports = _auto(options)
+        known = None
         with suppress(OSError, msgspec.MsgspecError):
             known = msgspec.json.decode(path.read_bytes(), type=DevPorts)
-            if _shape(known) == _shape(ports) and not _busy(known.all()):
-                ports = known
+        if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
+            ports = known
     path.write_bytes(msgspec.json.encode(ports) + b"\n")
     return ports

@@ -32,8 +32,9 @@ def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue
 
 def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     """The supervisors of ``view``, those that assignments name but that are gone included."""
-    slots: dict[str, dict[int, DrawnSlot]] = {}
-    slots |= {node: {port: DrawnSlot(port) for port in info.ports} for node, info in view.supervisors.items()}
+    slots: dict[str, dict[int, DrawnSlot]] = {
+        node: {port: DrawnSlot(port) for port in info.ports} for node, info in view.supervisors.items()
+    }
     hosts = {node: info.host for node, info in view.supervisors.items()}
     for topology in view.topologies.values():
         components = topology.tasks.component_of() if topology.tasks is not None else {}
