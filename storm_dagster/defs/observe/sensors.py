@@ -60,7 +60,7 @@ def supervisors_state(view: ClusterView) -> Any:
     }
 
 
-def supervisors_observation(view: ClusterView, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
+def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
     """The supervisors of ``view`` with their slots, as an observation."""
     used = view.used_ports()
     free = {node: len(set(info.ports) - used.get(node, set())) for node, info in view.supervisors.items()}
@@ -100,7 +100,7 @@ def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
     return sorted(rows, key=lambda row: row[:3])
 
 
-def workers_observation(view: ClusterView, key: dg.AssetKey = WORKERS) -> dg.AssetObservation:
+def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
     """Every slot that an assignment names, and whether its process runs."""
     rows = _workers(view)
     running = sum(status == "running" for _, _, _, status, _ in rows)
@@ -126,7 +126,7 @@ def topologies_state(view: ClusterView, http: str) -> Any:
     ]
 
 
-def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey = TOPOLOGIES) -> dg.AssetObservation:
+def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey) -> dg.AssetObservation:
     """Every topology, and where its statistics are: at ``http``, the leader."""
     rows = [
         (

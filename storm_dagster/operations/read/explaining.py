@@ -46,7 +46,7 @@ def findings_of(
 
 
 def measure_topology(
-    topology: TopologyView, stats: Mapping[str, Any] | None, errors: Mapping[str, str] | None = None
+    topology: TopologyView, stats: Mapping[str, Any] | None, errors: Mapping[str, str]
 ) -> TopologyMeasure:
     """The measurements; ``stats`` is the topology master's answer (``None``: it gave none)."""
     table = topology.tasks or TaskTable(components={})
@@ -68,7 +68,7 @@ def measure_topology(
             WorkerMeasure(one["host"], int(key.rpartition(":")[2]), one.get("silent_secs", 0.0), one.get("restarts", 0))
             for key, one in sorted(given.get("workers", {}).items())
         ),
-        errors=errors or {},
+        errors=errors,
     )
 
 
