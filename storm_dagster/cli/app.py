@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,21 +95,14 @@ def cli() -> None:
     """Run Storm topologies in Python, from Dagster."""
 
 
-def _wants_json(argv: list[str]) -> bool:
-    """Whether the call asked for JSON; what follows ``--`` belongs to somebody else."""
-    own = argv[: argv.index("--")] if "--" in argv else argv
-    return "--json" in own
-
-
-def _fail(document: dict[str, Any], code: int, as_json: bool) -> NoReturn:
+def _fail(kind: str, message: str, code: int, as_json: bool) -> NoReturn:
     """Print an error, as JSON on standard output when that was asked for, and exit."""
     if as_json:
-        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.write(json.dumps({"error": {"type": kind, "message": message}}) + "\n")
     else:
         from storm_dagster.cli.output import plain
 
-        error = document["error"]
-        sys.stderr.write(plain(f"{error['type']}: {error['message']}") + "\n")
+        sys.stderr.write(plain(f"{kind}: {message}") + "\n")
     _flush()
     sys.exit(code)
 
@@ -119,20 +113,16 @@ def _flush() -> None:
         sys.stderr.flush()
 
 
-def _document(kind: str, message: str) -> dict[str, Any]:
-    return {"error": {"type": kind, "message": message}}
-
-
 def run() -> NoReturn:
     """Run the verb of ``sys.argv``. Exit codes: 0, the error's branch (2 to 6), 130 after Ctrl-C, else 1."""
-    # Asked for now: `jar` hands its program another argv.
-    as_json = _wants_json(sys.argv[1:])
+    # Asked for now: `jar` hands its program another argv. What follows ``--`` belongs to somebody else.
+    as_json = "--json" in takewhile(lambda word: word != "--", sys.argv[1:])
     try:
         asked = next((word for word in sys.argv[1:] if word in VERBS), "")
         with needs(f"`storm-dagster {asked}`"):
             code = cli.main(standalone_mode=False, prog_name="storm-dagster")
     except StormDagsterError as error:
-        _fail(error.to_document(), error.exit_code, as_json)
+        _fail(type(error).__name__, error.message, error.exit_code, as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         sys.stderr.write(error.format_message() + "\n")
         sys.exit(2)
@@ -140,9 +130,9 @@ def run() -> NoReturn:
         hint = ""
         if isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f" (see `{error.ctx.command_path} --help`)"
-        _fail(_document("InvalidRequest", error.format_message() + hint), 2, as_json)
+        _fail("InvalidRequest", error.format_message() + hint, 2, as_json)
     except (click.Abort, KeyboardInterrupt):
-        _fail(_document("Interrupted", "interrupted"), 130, as_json)
+        _fail("Interrupted", "interrupted", 130, as_json)
     except BrokenPipeError:
         # The reader of our output went away.
         sys.stdout = None
@@ -150,6 +140,6 @@ def run() -> NoReturn:
     except Exception as error:
         # Daemons log from INFO up, client verbs only with --verbose.
         logging.getLogger(__name__).info("unexpected", exc_info=True)
-        _fail(_document(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace"), 1, as_json)
+        _fail(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace", 1, as_json)
     _flush()
     sys.exit(code if isinstance(code, int) else 0)

@@ -49,10 +49,8 @@ def _dry_run(
         bundle = bundle_target(target, args, folder=Path(folder), home=invocation.home, requirements=requirements)
         steps.done("describe and pack")
     shown = check_topology_name(name or bundle.name)
-    components = [
-        {"id": component, "type": kind, "parallelism": spec.parallelism}
-        for component, kind, spec in bundle.topology.components()
-    ]
+    parts = bundle.topology.components()
+    components = [{"id": name, "type": kind, "parallelism": spec.parallelism} for name, kind, spec in parts]
     archive = {"sha256": bundle.archive.sha256, "size": bundle.archive.size, "files": bundle.archive.files}
     print_answer(
         invocation.json,

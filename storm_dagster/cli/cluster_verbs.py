@@ -80,15 +80,6 @@ def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> 
         run_foreground(plan, lambda cluster: _show_ready(invocation, cluster, detached=False))
 
 
-def _stop_dev(record: RunFile, seconds: float) -> None:
-    """Let a living ``dev`` end its cluster by itself."""
-    if record.signal(signal.SIGTERM):
-        record.signal(signal.SIGCONT)
-    deadline = time.monotonic() + seconds
-    while record.alive() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
 @verb("stop")
 def stop(invocation: Invocation) -> None:
     """Stop every process of the local cluster, workers first."""
@@ -106,9 +97,13 @@ def stop(invocation: Invocation) -> None:
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
         for record in records:
             if record.role == "dev":
+                # It ends its cluster by itself. Its own waits: workers, daemons, then ZooKeeper and Spark.
                 steps.begin("dev")
-                # Its own waits: workers, daemons, then ZooKeeper and Spark.
-                _stop_dev(record, 60.0 if invocation.wait else 0.0)
+                if record.signal(signal.SIGTERM):
+                    record.signal(signal.SIGCONT)
+                deadline = time.monotonic() + (60.0 if invocation.wait else 0.0)
+                while record.alive() and time.monotonic() < deadline:
+                    time.sleep(0.05)
                 steps.done("dev")
         left = end_cluster(home) if invocation.wait else []
         for name in ("cluster.json", DEV_CONF) if invocation.wait else ():

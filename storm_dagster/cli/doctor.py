@@ -31,11 +31,8 @@ def _system(invocation: Invocation) -> Iterator[HealthResult]:
     if sys.platform == "linux":
         yield "ok", platform.platform(), ""
     else:
-        yield (
-            "warning",
-            f"{platform.platform()}: supervisors and workers need Linux",
-            "run them on Linux hosts or in containers; definitions, sensors, client and test harness work here",
-        )
+        remedy = "run them on Linux hosts or in containers; definitions, sensors, client and test harness work here"
+        yield "warning", f"{platform.platform()}: supervisors and workers need Linux", remedy
 
 
 def _conf(invocation: Invocation) -> Iterator[HealthResult]:
@@ -72,7 +69,7 @@ def _packages(invocation: Invocation) -> Iterator[HealthResult]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield ("broken", f"not installed: {', '.join(missing)}", f"{sys.executable} -m pip install storm-dagster")
+        yield "broken", f"not installed: {', '.join(missing)}", f"{sys.executable} -m pip install storm-dagster"
     if found.get("dagster") != found.get("dagster-webserver"):
         versions = f"dagster {found.get('dagster')} with dagster-webserver {found.get('dagster-webserver')}"
         yield "broken", versions, "install the same version of both"
@@ -140,11 +137,9 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
         if server_answers(host, port, tls=zookeeper_tls(conf)):
             yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""
         else:
-            yield (
-                "broken",
-                f"{host}:{port} does not answer{' over TLS' if conf['storm.zookeeper.ssl.enable'] else ''}",
-                "start it (`storm-dagster dev` or `storm-dagster zookeeper`), or correct storm.zookeeper.servers",
-            )
+            over = " over TLS" if conf["storm.zookeeper.ssl.enable"] else ""
+            remedy = "start it (`storm-dagster dev` or `storm-dagster zookeeper`), or correct storm.zookeeper.servers"
+            yield "broken", f"{host}:{port} does not answer{over}", remedy
 
 
 def _spark(invocation: Invocation) -> Iterator[HealthResult]:
@@ -223,7 +218,7 @@ def _disk(invocation: Invocation) -> Iterator[HealthResult]:
     if free < 0.5:
         yield "broken", f"{free:.2f} GiB free in {folder}", "free some space, or give another --home"
     elif free < 3:
-        yield ("warning", f"{free:.1f} GiB free in {folder}", "logs, blobs and Dagster's history need a few GiB")
+        yield "warning", f"{free:.1f} GiB free in {folder}", "logs, blobs and Dagster's history need a few GiB"
     else:
         yield "ok", f"{free:.0f} GiB free in {folder}", ""
 
@@ -287,11 +282,8 @@ def _report_invariants(invocation: Invocation, stable_secs: float) -> int:
             }
         )
     else:
-        rows = [
-            (part.invariant, state, part.sentence, part.remedy)
-            for state, found in (("broken", seen.violations), ("warning", seen.warnings))
-            for part in found
-        ]
+        found = [*(("broken", each) for each in seen.violations), *(("warning", each) for each in seen.warnings)]
+        rows = [(part.invariant, state, part.sentence, part.remedy) for state, part in found]
         if not seen.violations:
             what = f"{len(RULES)} rules hold for {len(seen.view.topologies)} topologies, {seen.snapshots} looks"
             rows.append(("I1-I8", "ok", what, ""))

@@ -67,11 +67,8 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     if error is not None:
         yield "broken", error.message, "fix what it names"
     elif ill:
-        yield (
-            "warning",
-            f"its daemon does not report ({', '.join(ill)})",
-            "start dagster-daemon: without it no sensor and no schedule runs",
-        )
+        remedy = "start dagster-daemon: without it no sensor and no schedule runs"
+        yield "warning", f"its daemon does not report ({', '.join(ill)})", remedy
     else:
         yield "ok", f"{access.url} answers, storage, code location and daemon too", ""
     try:
@@ -79,11 +76,8 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     except yaml.YAMLError:
         return
     for advice in instance_advice(settings if isinstance(settings, dict) else {}):
-        yield (
-            "ok",
-            f"could be better: {advice.setting} is {advice.now}",
-            f"{advice.better}: {advice.gain}; it costs: {advice.cost}",
-        )
+        remedy = f"{advice.better}: {advice.gain}; it costs: {advice.cost}"
+        yield "ok", f"could be better: {advice.setting} is {advice.now}", remedy
 
 
 def state_of(record: RunFile) -> ProcessState:

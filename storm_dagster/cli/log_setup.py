@@ -21,14 +21,9 @@ def _formatter(*, colors: bool) -> logging.Formatter:
     import structlog
 
     stamp = structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True)
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        stamp,
-    ]
+    add_level, add_name = structlog.stdlib.add_log_level, structlog.stdlib.add_logger_name
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
+        foreign_pre_chain=[add_level, add_name, structlog.stdlib.ExtraAdder(), stamp],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             # The default, where rich is installed, takes up to a second for a traceback and shows local variables,
@@ -70,8 +65,8 @@ class _LazyFormatter(logging.Formatter):
 
 def configure_daemon_logging(
     home: Path, role: str, id: str, conf: ClusterConf | Mapping[str, Any], *, stderr_level: int = logging.NOTSET
-) -> Path:
-    """Log of a daemon: ``HOME/logs/<role>-<id>.log``, rotated at 10 MiB with 3 backups, and standard error; returns the file.
+) -> None:
+    """Log of a daemon: ``HOME/logs/<role>-<id>.log``, rotated at 10 MiB with 3 backups, and standard error.
 
     ``conf``: ``storm.log.level`` and ``storm.log.format``.
     """
@@ -89,4 +84,3 @@ def configure_daemon_logging(
     logging.getLogger().handlers[:] = handlers
     _levels(getattr(logging, conf["storm.log.level"]))
     logging.captureWarnings(True)
-    return path

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import click
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -18,8 +20,7 @@ def plain(text: object) -> str:
 
 def print_json(document: Any) -> None:
     """The one JSON document of a verb."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n")
-    sys.stdout.flush()
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def say(as_json: bool, document: Any, text: str) -> None:
@@ -27,14 +28,12 @@ def say(as_json: bool, document: Any, text: str) -> None:
     if as_json:
         print_json(document)
     else:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        click.echo(text)
 
 
 def notify(text: str) -> None:
     """Print one line on standard error."""
-    sys.stderr.write(plain(text) + "\n")
-    sys.stderr.flush()
+    click.echo(plain(text), err=True)
 
 
 def human_seconds(seconds: float | None) -> str:
@@ -169,8 +168,7 @@ class Steps:
     # -- drawing, always under the lock -------------------------------------------------------------------
     def _clear(self) -> None:
         if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            click.echo("\r\x1b[K", err=True, nl=False)
             self._drawn = False
 
     def _line(self, text: str) -> None:
@@ -184,8 +182,7 @@ class Steps:
         self._clear()
         if self._held:
             self._name()
-            sys.stderr.write("\n".join(self._held) + "\n")
-            sys.stderr.flush()
+            click.echo("\n".join(self._held), err=True)
             self._held.clear()
 
     def _name(self) -> None:
@@ -212,11 +209,9 @@ class Steps:
                 if not self._running:
                     continue
                 if self._live:
-                    sys.stderr.write(f"\r\x1b[K  ... {self._now()[:110]}")
-                    sys.stderr.flush()
+                    click.echo(f"\r\x1b[K  ... {self._now()[:110]}", err=True, nl=False)
                     self._drawn = True
                 elif now - last_shown >= 10.0:
                     last_shown = now
                     self._name()
-                    sys.stderr.write(f"  ... {self._now()}\n")
-                    sys.stderr.flush()
+                    click.echo(f"  ... {self._now()}", err=True)

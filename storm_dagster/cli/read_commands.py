@@ -140,10 +140,8 @@ def state(invocation: Invocation, name: str, component: str, key: str | None, li
     """
     asked = {"key": key, "limit": limit, "after": after}
     with invocation.nimbus() as nimbus:
-        document = nimbus.get(
-            f"/v1/topologies/{name}/state/{quote(component, safe='')}",
-            **{part: value for part, value in asked.items() if value is not None},
-        )
+        given = {part: value for part, value in asked.items() if value is not None}
+        document = nimbus.get(f"/v1/topologies/{name}/state/{quote(component, safe='')}", **given)
     if invocation.json:
         print_json(document)
         return
@@ -203,15 +201,6 @@ def dead_letters(
         notify(f"more: --after {document['next']}")
 
 
-def _plan_text(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"plan file {file} cannot be read: {error}") from None
-
-
 def _show_placements(document: dict[str, Any]) -> None:
     for name, outcome in document["topologies"].items():
         error = outcome.get("error")
@@ -229,7 +218,10 @@ def _show_placements(document: dict[str, Any]) -> None:
 @verb("plan")
 def plan(invocation: Invocation, file: str) -> None:
     """Plan the topologies of FILE (YAML or JSON, - for standard input) as a submission would. Changes nothing."""
-    text = _plan_text(file)
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"plan file {file} cannot be read: {error}") from None
     from storm_dagster.operations.read.plan_file import plan_text
 
     documents = plan_text(text, conf=invocation.conf, log=notify)

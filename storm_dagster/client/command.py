@@ -11,6 +11,9 @@ from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError, error_from_document
 
+CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
+"""Environment variable, random for every ``dev``, that all its descendants inherit: by it ``stop`` knows them."""
+
 
 @dataclass
 class CommandResult:

@@ -114,8 +114,7 @@ class NimbusClient:
         seen: list[str] = []
         for url in self._urls():
             try:
-                answer = self._http.get(f"{url}/healthz", timeout=3.0)
-                document = answer.json()
+                document = self._http.get(f"{url}/healthz", timeout=3.0).json()
             except (httpx.HTTPError, ValueError) as error:
                 seen.append(f"{url}: {type(error).__name__}")
                 continue
@@ -143,7 +142,7 @@ class NimbusClient:
             self._require = None
         began = time.monotonic()
         deadline = began + self._patience if deadline is None else deadline
-        notified = self._waiting is None
+        waiting = self._waiting
         while True:
             found, seen = self._find_leader()
             if found is not None:
@@ -151,9 +150,9 @@ class NimbusClient:
                 return found
             if time.monotonic() >= deadline:
                 raise Unavailable(f"{self._thing} has no leading nimbus in reach ({seen}): {_remedy(seen)}")
-            if not notified and self._waiting is not None and time.monotonic() - began >= _QUIET_SECS:
-                notified = True
-                self._waiting(f"waiting up to {self._patience:g} s for a leading nimbus ({seen})")
+            if waiting is not None and time.monotonic() - began >= _QUIET_SECS:
+                waiting(f"waiting up to {self._patience:g} s for a leading nimbus ({seen})")
+                waiting = None
             time.sleep(_PAUSE)
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -180,7 +179,6 @@ class NimbusClient:
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, Any] | None = None,
         repeat: bool = True,
-        timeout: float | None = None,
     ) -> httpx.Response:
         """One call of the leader; typed errors for answers from 400 up.
 
@@ -189,7 +187,6 @@ class NimbusClient:
         (it may have had its effect).
         """
         deadline = time.monotonic() + self._patience
-        extra: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         while True:
             base = self.leader(deadline=deadline)
             try:
@@ -200,7 +197,6 @@ class NimbusClient:
                     content=content() if callable(content) else content,
                     headers={**self._terms, **(headers or {})},
                     params=params,
-                    **extra,
                 )
                 self._raise(answer)
                 return answer

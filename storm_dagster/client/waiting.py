@@ -80,11 +80,8 @@ def wait_for_tasks(
         if tasks and running == len(tasks):
             return document
         if time.monotonic() >= deadline:
-            waiting = [
-                f"{task.get('id')} ({task.get('component')}, {task.get('status')})"
-                for task in tasks
-                if task.get("status") != "running"
-            ]
+            left = [task for task in tasks if task.get("status") != "running"]
+            waiting = [f"{task.get('id')} ({task.get('component')}, {task.get('status')})" for task in left]
             errors = [str(error.get("error", "")).strip().splitlines() for error in document.get("errors", [])]
             newest = f"; newest error: {errors[0][-1]}" if errors and errors[0] else ""
             raise Unavailable(

@@ -14,14 +14,8 @@ from storm_dagster.defs.lifecycle.cluster_jobs import start_local_cluster, stop_
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
 from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
 from storm_dagster.defs.lifecycle.sensor import lifecycle_sensor
+from storm_dagster.defs.observe import history
 from storm_dagster.defs.observe.checks import build_checks
-from storm_dagster.defs.observe.history import (
-    clean_inbox,
-    inbox_cleanup_schedule,
-    prune_history,
-    prune_history_schedule,
-    remember_own,
-)
 from storm_dagster.defs.observe.metrics_rollup import build_topology_stats, metrics_rollup_schedule
 from storm_dagster.defs.observe.sensors import leader_sensor, supervisor_sensor
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
@@ -114,12 +108,8 @@ def build_storm_defs(
     def asset_job(name: str, *keys: dg.AssetKey) -> Any:
         # Checks would be steps of their own; a submission has exactly six.
         selection = dg.AssetSelection.assets(*(shown[key] for key in keys)).without_checks()
-        return dg.define_asset_job(
-            names.name(name),
-            selection=selection,
-            executor_def=dg.in_process_executor,
-            description=catalog()["jobs"][name],
-        )
+        name, words = names.name(name), catalog()["jobs"][name]
+        return dg.define_asset_job(name, selection, executor_def=dg.in_process_executor, description=words)
 
     local = [start_local_cluster, stop_local_cluster] if local_cluster else []
     own = build_storm_resources(
@@ -143,7 +133,7 @@ def build_storm_defs(
             asset_job("roll_up_metrics", keys.TOPOLOGY_STATS),
             *build_lifecycle_jobs(names),
             build_reassign_job(names),
-            *(op_job(names, function.__name__, function) for function in (clean_inbox, prune_history, *local)),
+            *(op_job(names, each.__name__, each) for each in (history.clean_inbox, history.prune_history, *local)),
         ],
         sensors=[
             build_heartbeat_sensor(names, tick_secs=tick_secs, default_status=default_status),
@@ -151,14 +141,13 @@ def build_storm_defs(
         ],
         schedules=[
             build_rebalance_schedule(names, in_cluster_location=True, default_status=schedule_status),
-            *(
-                schedule(names, each, schedule_status)
-                for each in (inbox_cleanup_schedule, metrics_rollup_schedule, prune_history_schedule)
-            ),
+            schedule(names, history.inbox_cleanup_schedule, schedule_status),
+            schedule(names, metrics_rollup_schedule, schedule_status),
+            schedule(names, history.prune_history_schedule, schedule_status),
         ],
         resources={**own, **_replacements(names, own, resources or {})},
     )
-    return remember_own(cluster, definitions)
+    return history.remember_own(cluster, definitions)
 
 
 def _replacements(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,11 +36,8 @@ def is_final(error: StormDagsterError) -> bool:
 
 def failure_of(error: StormDagsterError) -> dg.Failure:
     """The failure that ends a step because of ``error``."""
-    return dg.Failure(
-        description=error.message,
-        metadata={"error_type": type(error).__name__, "message": error.message},
-        allow_retries=not is_final(error),
-    )
+    metadata = {"error_type": type(error).__name__, "message": error.message}
+    return dg.Failure(description=error.message, metadata=metadata, allow_retries=not is_final(error))
 
 
 @contextmanager
@@ -62,9 +59,10 @@ Cell = str | int | float | bool | None
 """What a table may hold."""
 
 
-def notes(lines: Iterable[str], nothing: str = "none") -> dg.MarkdownMetadataValue:
+def notes(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
     """Sentences as a markdown list."""
-    return dg.MetadataValue.md("\n".join(f"- {_md(line)}" for line in lines) or nothing)
+    plain = [re.sub(r"([\\`*_\[\]<>])", r"\\\1", line.replace("\n", " ")) for line in lines]
+    return dg.MetadataValue.md("\n".join(f"- {line}" for line in plain) or "none")
 
 
 def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue:
@@ -104,10 +102,8 @@ def components_table(topology: TopologySpec) -> dg.TableMetadataValue:
 
 def tasks_table(tasks: TaskTable) -> dg.TableMetadataValue:
     """Components and the ids of their tasks."""
-    return table(
-        "component type tasks count:int",
-        [(name, part.type, part.tasks, len(part.ids)) for name, part in tasks.components.items()],
-    )
+    rows = [(name, part.type, part.tasks, len(part.ids)) for name, part in tasks.components.items()]
+    return table("component type tasks count:int", rows)
 
 
 def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[str, int]:
@@ -135,10 +131,8 @@ def unassigned_table(unassigned: Mapping[int, str], components: Mapping[int, str
     by_reason: dict[tuple[str, str], list[int]] = {}
     for task, reason in unassigned.items():
         by_reason.setdefault((components.get(task, "?"), reason), []).append(task)
-    return table(
-        "component tasks reason",
-        [(component, encode_ranges(tasks), reason) for (component, reason), tasks in sorted(by_reason.items())],
-    )
+    rows = [(component, encode_ranges(tasks), reason) for (component, reason), tasks in sorted(by_reason.items())]
+    return table("component tasks reason", rows)
 
 
 def assignment_metadata(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> dict[str, Any]:
@@ -160,10 +154,6 @@ def assignment_metadata(slots: Sequence[SlotTasks], components: Mapping[int, str
 def nodes_table(versions: Mapping[str, int]) -> dg.TableMetadataValue:
     """ZooKeeper paths and the data version that each has now."""
     return table("path version:int", list(versions.items()))
-
-
-def _md(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", text.replace("\n", " "))
 
 
 def fields_of(report: results.TopologyResult, names: str) -> dict[str, Any]:
@@ -212,6 +202,7 @@ def tasks_metadata(report: results.TasksResult) -> dict[str, Any]:
 def placement_metadata(placement: TopologyPlacement, components: Mapping[int, str], title: str) -> dict[str, Any]:
     """A planner's outcome: slots, picture, what moved, what has no slot and why."""
     slots = [SlotTasks(w.node, w.host, w.port, w.tasks, w.kept) for w in placement.workers]
+    reasons = [(task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())]
     return {
         **assignment_metadata(slots, components, title),
         "outcome": placement.status,
@@ -219,10 +210,7 @@ def placement_metadata(placement: TopologyPlacement, components: Mapping[int, st
         "unassigned_tasks": len(placement.unassigned),
         "unassigned": unassigned_table(placement.unassigned, components),
         "warnings": notes(placement.warnings),
-        "reasons": table(
-            "task:int component why",
-            [(task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())],
-        ),
+        "reasons": table("task:int component why", reasons),
     }
 
 

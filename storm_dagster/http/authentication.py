@@ -41,7 +41,8 @@ _STATIC = re.compile(r"/static/[a-z]+\.(css|js)")
 _READ = re.compile(
     r"/metrics|/v1/(cluster|topologies(/.*)?|runs/[^/]+)|/api/v1/(cluster|nimbus|supervisor|topology|owner-resources)(/.*)?"
 )
-_BASIC = 'Basic realm="storm_dagster", charset="UTF-8"'
+BASIC = 'Basic realm="storm_dagster", charset="UTF-8"'
+"""Challenge to a browser."""
 _STATE = "storm.caller"
 _BODY = "storm.body"
 _CERTIFICATE = "storm.certificate"
@@ -174,9 +175,8 @@ class Authentication:
         certificate = (scope.get("state") or {}).get(_CERTIFICATE)
         shown = headers.get(b"authorization", "")
         if self._verifier is not None and shown.startswith("Storm "):
-            path = scope["raw_path"].decode("latin-1") + (
-                "?" + query if (query := scope["query_string"].decode()) else ""
-            )
+            query = scope["query_string"].decode()
+            path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
             target = RequestHead(scope["method"], headers.get(b"host", ""), path)
             scope.setdefault("state", {})[_BODY] = self._verifier.check(shown, target)
             caller = CLUSTER
@@ -211,20 +211,15 @@ class Authentication:
         authorize(caller, operation, self._conf, conf)
 
     async def _refuse(self, error: StormDagsterError, scope: Scope, receive: Receive, send: Send) -> None:
-        _audit.warning(
-            "refused %s %r of %s: %s",
-            scope["method"],
-            scope["path"][:200],
-            (scope.get("client") or ("?",))[0],
-            error.message,
-        )
+        host = (scope.get("client") or ("?",))[0]
+        _audit.warning("refused %s %r of %s: %s", scope["method"], scope["path"][:200], host, error.message)
         if scope["type"] == "websocket":
             await refuse_websocket(send)
             return
         answer = error_response(error)
         if isinstance(error, NotAuthenticated):
             browser = _PAGE.fullmatch(scope["path"]) is not None
-            answer.headers["WWW-Authenticate"] = _BASIC if browser else self._challenge
+            answer.headers["WWW-Authenticate"] = BASIC if browser else self._challenge
         await answer(scope, receive, send)
 
 

@@ -90,10 +90,7 @@ async def _http(request: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     # The stack goes to the log only: it may hold what a caller must not see.
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(
-        {"error": {"type": "StormDagsterError", "message": "the service failed to answer: see its log"}},
-        status_code=500,
-    )
+    return error_response(StormDagsterError("the service failed to answer: see its log"))
 
 
 EXCEPTION_HANDLERS: dict[Any, Any] = {StormDagsterError: _typed, HTTPException: _http, Exception: _unexpected}

@@ -156,13 +156,7 @@ def _least_deserving(connections: Collection[Any]) -> Any:
     of_peer = Counter((connection.client or ("",))[0] for connection in connections)
     (greedy, _), *_ = of_peer.most_common(1)
     theirs = [connection for connection in connections if (connection.client or ("",))[0] == greedy]
-    return min(
-        theirs,
-        key=lambda connection: (
-            not (connection._waiting and now - connection._idle_since > 1.0),
-            connection._idle_since,
-        ),
-    )
+    return min(theirs, key=lambda one: (not (one._waiting and now - one._idle_since > 1.0), one._idle_since))
 
 
 def _until_disconnect(app: ASGIApp) -> ASGIApp:

@@ -40,10 +40,6 @@ def decode_json(raw: bytes, what: str) -> Any:
 Planner = Callable[[PlacementBatch], PlacementResult]
 
 
-def _wall_secs() -> int:
-    return int(time.time())
-
-
 @dataclass(frozen=True)
 class OperationsContext:
     """Handles of one process. ``now_secs`` only stamps records; it never decides who is dead."""
@@ -53,7 +49,7 @@ class OperationsContext:
     conf: ClusterConf
     planner: Planner
     """The PySpark assignment; in tests of operations the local planner."""
-    now_secs: Callable[[], int] = _wall_secs
+    now_secs: Callable[[], int] = lambda: int(time.time())
     sleep: Callable[[float], None] = time.sleep
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("storm_dagster.operations"))
     fallback: Planner = plan_placement

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import dagster as dg
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from storm_dagster.http.authentication import Authentication
+from storm_dagster.http.authentication import BASIC, Authentication
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.responses import error_response
 from storm_dagster.http.server import HttpService, listen
@@ -86,13 +86,7 @@ class JsonOnly:
 def guard_application(app: ASGIApp, conf: Any, host: str) -> ASGIApp:
     """``app`` for pages of its own origin and programs; with a secret or TLS for administrators alone."""
     named = host_of(urlsplit(conf.get("dagster.graphql.url") or "").netloc)
-    asked = Authentication(
-        JsonOnly(app),
-        Security.of(conf),
-        conf,
-        lambda name: None,
-        challenge='Basic realm="storm_dagster", charset="UTF-8"',
-    )
+    asked = Authentication(JsonOnly(app), Security.of(conf), conf, lambda name: None, challenge=BASIC)
     return Guard(asked, hosts=allowed_hosts([host, named]), headers=_HEADERS)
 
 

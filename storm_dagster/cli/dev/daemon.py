@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -128,8 +129,6 @@ class Daemon:
         """The end of what it printed and logged, for an error message."""
         texts = []
         for path in (self.output, self.output.with_suffix(".log")):
-            try:
+            with suppress(OSError):
                 texts.append(path.read_bytes()[-size:].decode("utf-8", "replace").strip())
-            except OSError:
-                continue
         return "\n".join(text for text in texts if text)

@@ -13,10 +13,10 @@ from typing import Any
 
 from storm_dagster.cli.dev.cluster import DevCluster
 from storm_dagster.cli.dev.daemon import spawn
-from storm_dagster.cli.dev.ending import CLUSTER_MARK
 from storm_dagster.cli.dev.plan import ClusterPlan
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.output import Steps
+from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.client.waiting import Progress
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.processes import Process, RunFile, processes, run_dir, signal_exactly
 
@@ -19,10 +20,6 @@ _LAST_ROLES = ("zookeeper", "spark", "spark-master", "spark-worker")
 # It waits up to a minute for a sensor tick that blocks on ZooKeeper; a tick has nothing to lose.
 _BRIEF_ROLES = ("dagster-code",)
 _BRIEF_SECS = 2.0
-
-
-CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
-"""Environment variable, random for every ``dev``, that all its descendants inherit."""
 
 
 def family(home: Path, records: Iterable[RunFile]) -> list[Process]:

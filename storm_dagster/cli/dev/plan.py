@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storm_dagster.cli.dev.daemon import DaemonSpec
-from storm_dagster.cli.dev.ending import CLUSTER_MARK
 from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.log_setup import QUIET_STDERR
+from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.host import write_atomically
@@ -75,11 +75,8 @@ def code_socket(home: Path) -> Path:
     path = run_dir(home) / "code.sock"
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
-    return (
-        Path(tempfile.gettempdir())
-        / f"storm-dagster-{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}"
-        / "code.sock"
-    )
+    mark = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"storm-dagster-{mark}", "code.sock")
 
 
 def prepare_dagster_home(home: Path) -> Path:

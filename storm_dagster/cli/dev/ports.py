@@ -3,6 +3,7 @@
 import random
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,12 +49,12 @@ class DevPorts:
         return [*single, *self.thrift, *self.http, *self.supervisor_http, *flat]
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen on the port now."""
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the port of loopback now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
             probe.listen(1)
         except OSError:
             return False
@@ -108,13 +109,6 @@ def _auto(options: "DevOptions") -> DevPorts:
     )
 
 
-def _load_ports(path: Path) -> DevPorts | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=DevPorts)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
 def _shape(ports: DevPorts) -> tuple[int, int, int, bool, set[int]]:
     sizes = {len(slots) for slots in ports.slots}
     return len(ports.slots), len(ports.http), len(ports.ensemble), ports.spark_master > 0, sizes
@@ -142,8 +136,10 @@ def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPor
         if len(set(ports.all())) != len(ports.all()):
             raise InvalidRequest("some default ports coincide: use --ports auto, or set them in HOME/storm.yaml")
     else:
-        known = _load_ports(path)
         ports = _auto(options)
+        known = None
+        with suppress(OSError, msgspec.MsgspecError):
+            known = msgspec.json.decode(path.read_bytes(), type=DevPorts)
         if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
             ports = known
     path.write_bytes(msgspec.json.encode(ports) + b"\n")

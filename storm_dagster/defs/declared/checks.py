@@ -113,10 +113,8 @@ def spout_metrics(document: Mapping[str, Any] | None) -> tuple[float, float]:
             acked += int(stats.get("acked") or 0)
             failed += int(stats.get("failed") or 0)
             weighted += float(stats.get("complete_ms") or 0.0) * int(stats.get("acked") or 0)
-    return (
-        round(weighted / acked, 3) if acked else 0.0,
-        round(failed / (acked + failed), 5) if acked + failed else 0.0,
-    )
+    latency = round(weighted / acked, 3) if acked else 0.0
+    return latency, round(failed / (acked + failed), 5) if acked + failed else 0.0
 
 
 def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetCheckResult:
@@ -124,11 +122,9 @@ def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> dg.AssetChe
         return dg.AssetCheckResult(passed=False, description=f"topology {name!r} does not run")
     tasks = document["tasks"]
     waiting = [task["id"] for task in tasks if task["status"] != "running"]
-    words = (
-        f"{len(waiting)} of {len(tasks)} tasks of {document['id']} do not run"
-        if waiting or not tasks
-        else f"all {len(tasks)} tasks of {document['id']} run"
-    )
+    words = f"all {len(tasks)} tasks of {document['id']} run"
+    if waiting or not tasks:
+        words = f"{len(waiting)} of {len(tasks)} tasks of {document['id']} do not run"
     return dg.AssetCheckResult(
         passed=bool(tasks) and not waiting,
         description=words,

@@ -18,6 +18,7 @@ from typing import Any
 
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
+from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.host import write_atomically
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
@@ -171,11 +172,8 @@ def _load_cached(path: Path) -> Described | None:
 
 
 def _keep(path: Path, found: Described) -> None:
-    document = (
-        {"problem": found.problem, "at": time.time()}
-        if found.spec is None
-        else {"topology": json.loads(found.spec.to_json())}
-    )
+    spec, failed = found.spec, {"problem": found.problem, "at": time.time()}
+    document = failed if spec is None else {"topology": json.loads(spec.to_json())}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(document))
@@ -284,15 +282,11 @@ def with_parallelism(spec: TopologySpec, parallelism: Mapping[str, int]) -> Topo
 
 def edges(spec: TopologySpec) -> dict[str, Sequence[tuple[str, str, str]]]:
     """Component -> (component it reads, stream, grouping in words)."""
+
+    def words(grouping: GroupingSpec) -> str:
+        return grouping.type + (f" on {', '.join(grouping.fields)}" if grouping.fields else "")
+
     return {
-        name: [
-            (
-                part_input.component,
-                part_input.stream,
-                part_input.grouping.type
-                + (f" on {', '.join(part_input.grouping.fields)}" if part_input.grouping.fields else ""),
-            )
-            for part_input in part.inputs
-        ]
+        name: [(one.component, one.stream, words(one.grouping)) for one in part.inputs]
         for name, _, part in spec.components()
     }

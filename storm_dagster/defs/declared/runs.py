@@ -74,12 +74,8 @@ def deploy_request(
         pause = min(_FIRST_PAUSE_SECS * 2 ** (len(before) - 1), _LONGEST_PAUSE_SECS)
         if now - (newest.end_time or newest.create_timestamp.timestamp()) < pause:
             return None
-    return dg.RunRequest(
-        run_key=f"{cause}:{len(before)}",
-        job_name=DEPLOY_JOB,
-        asset_selection=[key],
-        tags={**topology_tags(declaration.name), _CAUSE_TAG: cause},
-    )
+    run_key, tags = f"{cause}:{len(before)}", {**topology_tags(declaration.name), _CAUSE_TAG: cause}
+    return dg.RunRequest(run_key=run_key, job_name=DEPLOY_JOB, asset_selection=[key], tags=tags)
 
 
 def under_way(instance: dg.DagsterInstance, name: str) -> bool:
@@ -200,10 +196,8 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
 
 
 def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
-    specs = [
-        dg.AssetCheckSpec(name, asset=topology.key, description=text)
-        for name, text in wanted_checks(topology.alerts).items()
-    ]
+    words = wanted_checks(topology.alerts)
+    specs = [dg.AssetCheckSpec(name, asset=topology.key, description=text) for name, text in words.items()]
 
     @dg.multi_asset_check(name=f"check_{topology.identifier}_op", specs=specs, can_subset=True)
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:

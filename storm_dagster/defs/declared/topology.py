@@ -45,11 +45,8 @@ class DeclaredSnapshot:
     @property
     def problems(self) -> list[str]:
         """Problems, as text without numbers that change all the time."""
-        return [
-            str(self.check_results[name].description)
-            for name in ("all_tasks_run", "as_declared")
-            if name in self.check_results
-        ]
+        shown = ("all_tasks_run", "as_declared")
+        return [str(self.check_results[name].description) for name in shown if name in self.check_results]
 
 
 @dataclass(frozen=True)
@@ -121,10 +118,8 @@ class DeclaredTopology:
         led, services = cluster.epoch(), {node: info.http for node, info in view.supervisors.items()}
         details: dict[str, Any] = {**statistics_links(led[1].http if led else "", self.name)}
         details["workers_and_logs"] = workers_markdown(document, services)
-        components = {
-            name: {"tasks": len(part["tasks"]), "executors": part["executors"]}
-            for name, part in (document.get("components") or {}).items()
-        }
+        parts: Mapping[str, Any] = document.get("components") or {}
+        components = {name: {"tasks": len(p["tasks"]), "executors": p["executors"]} for name, p in parts.items()}
         return DeclaredSnapshot(found, actual, metadata, details, components)
 
 

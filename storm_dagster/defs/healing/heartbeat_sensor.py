@@ -183,7 +183,7 @@ def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> 
     return found, stuck
 
 
-def restart_observations(found: Iterable[Restart], key: dg.AssetKey = ACTIVE_TOPOLOGY) -> list[dg.AssetObservation]:
+def restart_observations(found: Iterable[Restart], key: dg.AssetKey) -> list[dg.AssetObservation]:
     """One observation for each topology whose workers were restarted in place by their supervisors."""
     by_name: dict[str, list[Restart]] = {}
     for restart in found:
@@ -224,13 +224,10 @@ def recovery_observations(
     return observations
 
 
-def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
+def alarm_observation(alarm: str | None, key: dg.AssetKey) -> dg.AssetObservation:
     """Observation of the supervisors: healing pauses, or goes on again."""
-    return dg.AssetObservation(
-        asset_key=key,
-        description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
-        metadata={"alarm": alarm or "none"},
-    )
+    words = f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on"
+    return dg.AssetObservation(asset_key=key, description=words, metadata={"alarm": alarm or "none"})
 
 
 def seen_text(view: ClusterView, seen: LivenessResult) -> str:

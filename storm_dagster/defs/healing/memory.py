@@ -202,11 +202,7 @@ def assign_attempt_numbers(
     A cause that was over and comes back in the same assignment restarts its back-off, but Dagster
     remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten.
     """
-    in_force = {
-        f"{topology.id}:{topology.assignment_at.version}"
-        for topology in view.topologies.values()
-        if topology.assignment_at is not None
-    }
+    in_force = {f"{one.id}:{one.assignment_at.version}" for one in view.topologies.values() if one.assignment_at}
     kept = {key: number for key, number in used.items() if key.rpartition(":")[0] in in_force}
     found = [Attempt(a.cause, max(a.number, kept.get(a.cause.key, 0) + 1)) for a in attempts]
     return found, {**kept, **{a.cause.key: a.number for a in found}}
@@ -220,10 +216,8 @@ def spare_runs(
     While the cluster offers nothing else than when it was tried last, a cause that persists gets at most ten runs a
     day: the first seven as they come, then one every eight hours.
     """
-    ports = {
-        node: [*info.ports, info.started, *sorted(view.used_ports().get(node, ()))]
-        for node, info in view.supervisors.items()
-    }
+    used, supervisors = view.used_ports(), view.supervisors.items()
+    ports = {node: [*info.ports, info.started, *sorted(used.get(node, ()))] for node, info in supervisors}
     capacity = digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
     found: list[Attempt] = []
     asked = {key: each for key, each in memory.asked.items() if key in memory.attempts}
@@ -285,9 +279,5 @@ def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
     tags = {CAUSE_TAG: members[0].cause.kind, **HEALING_TAGS}
     if len(topology_names) == 1:
         tags[TOPOLOGY_TAG] = topology_names[0]
-    return dg.RunRequest(
-        run_key=key,
-        job_name=names.name(REASSIGN_JOB),
-        run_config={"ops": {names.name(REASSIGN_OP): {"config": config}}},
-        tags=tags,
-    )
+    run_config = {"ops": {names.name(REASSIGN_OP): {"config": config}}}
+    return dg.RunRequest(run_key=key, job_name=names.name(REASSIGN_JOB), run_config=run_config, tags=tags)

@@ -11,15 +11,10 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.client.command import CLUSTER_MARK
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
 from storm_dagster.defs.metadata import step_errors
-from storm_dagster.defs.resources.handles import (
-    CLUSTER_MARK,
-    ZooKeeperResource,
-    local_cluster_runs,
-    run_cli,
-    start_cluster,
-)
+from storm_dagster.defs.resources.handles import ZooKeeperResource, local_cluster_runs, run_cli, start_cluster
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.packaging.target import target_roots

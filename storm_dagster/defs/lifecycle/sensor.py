@@ -56,11 +56,8 @@ def _alive_elsewhere(instance: dg.DagsterInstance, names: DagsterNames, name: st
         states = instance.all_instigator_state()
     except Exception:
         return False  # An instance without a schedule storage, or of another release.
-    cursors = [
-        read_cursor(getattr(state.instigator_data, "cursor", None))
-        for state in states
-        if state.instigator_name == names.name(_NAME)
-    ]
+    ours = (state.instigator_data for state in states if state.instigator_name == names.name(_NAME))
+    cursors = [read_cursor(getattr(data, "cursor", None)) for data in ours]
     others = [cursor for cursor in cursors if cursor.get("cluster") not in (None, cluster_id)]
     return any(_holds(str(cursor.get("alive", "")), name) for cursor in others)
 

@@ -13,16 +13,10 @@ from typing import Any, TypeVar
 
 import dagster as dg
 
-from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.core.invariants.rules import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.core.reassignment import current_topology
-from storm_dagster.core.scheduling.assignment_checks import (
-    differ_node_faults,
-    isolation_faults,
-    move_faults,
-    quota_faults,
-)
+from storm_dagster.core.scheduling import assignment_checks
 from storm_dagster.defs import keys
 from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
@@ -93,13 +87,6 @@ def outcome_of(result: dg.AssetCheckResult, key: dg.AssetKey, name: str, kind: t
     )
 
 
-def missing_blobs(view: ClusterView, blobs: BlobStore) -> list[str]:
-    """Violations of the rule that the code of every topology is stored."""
-    facts = ClusterSnapshot(view, blobs=stored_hashes(blobs, code_keys(view)))
-    (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
-    return [violation.sentence for violation in rule.check(facts)]
-
-
 def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
     def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         with step_errors(), zookeeper.cluster() as cluster:
@@ -114,7 +101,9 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
     with step_errors(), zookeeper.cluster() as cluster:
         view = cluster.load_view()
         with blobstore.blobs(cluster) as blobs:
-            return violations_result(missing_blobs(view, blobs), len(view.topologies))
+            facts = ClusterSnapshot(view, blobs=stored_hashes(blobs, code_keys(view)))
+    (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
+    return violations_result((violation.sentence for violation in rule.check(facts)), len(view.topologies))
 
 
 def exposures_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
@@ -183,13 +172,13 @@ def _moves(checked: _CheckedTopology) -> Iterator[str]:
     if moves is None:
         return
     workers = {f"{worker['node']}:{worker['port']}": worker["tasks"] for worker in checked.stored.get("workers", ())}
-    yield from move_faults(checked.topology.name, moves, workers)
+    yield from assignment_checks.move_faults(checked.topology.name, moves, workers)
 
 
 PLACEMENT_CHECKS: Mapping[str, Callable[[_CheckedTopology], Iterator[str]]] = {
-    "quotas_kept": lambda checked: quota_faults(checked.topology),
-    "isolation_kept": lambda checked: isolation_faults(checked.topology, checked.hosts),
-    "differ_node_kept": lambda checked: differ_node_faults(checked.topology),
+    "quotas_kept": lambda checked: assignment_checks.quota_faults(checked.topology),
+    "isolation_kept": lambda checked: assignment_checks.isolation_faults(checked.topology, checked.hosts),
+    "differ_node_kept": lambda checked: assignment_checks.differ_node_faults(checked.topology),
     "fewest_moves": _moves,
 }
 """Check of `storm/assignment` -> its function for one topology.

@@ -49,10 +49,8 @@ def samples_of(documents: Iterable[Mapping[str, Any]], now: float) -> list[tuple
                 by_component.setdefault(str(task["component"]), []).append(task["stats"])
         for component, stats in sorted(by_component.items()):
             sums = [sum(int(part.get(name) or 0) for part in stats) for name in COUNTERS]
-            means = [
-                sum(float(part.get(name) or 0.0) for part in stats) / len(stats)
-                for name in ("execute_ms", "complete_ms")
-            ]
+            names = ("execute_ms", "complete_ms")
+            means = [sum(float(part.get(name) or 0.0) for part in stats) / len(stats) for name in names]
             rows.append((document["id"], document["name"], component, len(stats), at, *sums, *means))
     return rows
 

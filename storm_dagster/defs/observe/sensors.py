@@ -33,10 +33,9 @@ def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue
 def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
     """The supervisors of ``view``, those that assignments name but that are gone included."""
     slots: dict[str, dict[int, DrawnSlot]] = {
-        supervisor_id: {port: DrawnSlot(port) for port in info.ports}
-        for supervisor_id, info in view.supervisors.items()
+        node: {port: DrawnSlot(port) for port in info.ports} for node, info in view.supervisors.items()
     }
-    hosts = {supervisor_id: info.host for supervisor_id, info in view.supervisors.items()}
+    hosts = {node: info.host for node, info in view.supervisors.items()}
     for topology in view.topologies.values():
         components = topology.tasks.component_of() if topology.tasks is not None else {}
         for worker in topology.workers:
@@ -61,7 +60,7 @@ def supervisors_state(view: ClusterView) -> Any:
     }
 
 
-def supervisors_observation(view: ClusterView, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
+def supervisors_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
     """The supervisors of ``view`` with their slots, as an observation."""
     used = view.used_ports()
     free = {node: len(set(info.ports) - used.get(node, set())) for node, info in view.supervisors.items()}
@@ -101,7 +100,7 @@ def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
     return sorted(rows, key=lambda row: row[:3])
 
 
-def workers_observation(view: ClusterView, key: dg.AssetKey = WORKERS) -> dg.AssetObservation:
+def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
     """Every slot that an assignment names, and whether its process runs."""
     rows = _workers(view)
     running = sum(status == "running" for _, _, _, status, _ in rows)
@@ -127,7 +126,7 @@ def topologies_state(view: ClusterView, http: str) -> Any:
     ]
 
 
-def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey = TOPOLOGIES) -> dg.AssetObservation:
+def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey) -> dg.AssetObservation:
     """Every topology, and where its statistics are: at ``http``, the leader."""
     rows = [
         (
@@ -242,11 +241,8 @@ def supervisor_sensor(
     events, cursor = cluster_events(view, http, read_cursor(context.cursor), time.time(), zookeeper.asset_key)
     if not events:
         return dg.SkipReason(f"{len(view.supervisors)} supervisors, nothing new, or too soon to report it")
-    return dg.SensorResult(
-        skip_reason=dg.SkipReason(f"observed {len(view.supervisors)} supervisors"),
-        asset_events=events,
-        cursor=json.dumps(cursor),
-    )
+    reason = dg.SkipReason(f"observed {len(view.supervisors)} supervisors")
+    return dg.SensorResult(skip_reason=reason, asset_events=events, cursor=json.dumps(cursor))
 
 
 def leader_sensor(context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource) -> dg.SensorResult | dg.SkipReason:

@@ -27,8 +27,6 @@ from storm_dagster.model.security import Security
 from storm_dagster.operations.context import leader_http
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
-"""By this variable `stop` knows the processes of its cluster."""
 _LONGEST_SECS = 300
 
 
@@ -41,7 +39,7 @@ def run_cli(*arguments: str) -> dict[str, Any]:
     """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
     try:
         # This run may belong to another cluster, which must not take the new one for its own when it ends.
-        done = command.run_cli(*arguments, "--json", env={CLUSTER_MARK: ""}, timeout=_LONGEST_SECS)
+        done = command.run_cli(*arguments, "--json", env={command.CLUSTER_MARK: ""}, timeout=_LONGEST_SECS)
     except subprocess.TimeoutExpired:
         raise Unavailable(
             f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"

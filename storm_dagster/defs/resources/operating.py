@@ -35,14 +35,8 @@ def connect(handles: Handles, log: logging.Logger, run: str = "") -> Iterator[Op
     current one.
     """
     with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
-        yield OperationsContext(
-            cluster=cluster,
-            blobs=blobs,
-            conf=handles.zookeeper.conf(),
-            planner=handles.spark.planner(cluster),
-            log=log,
-            run=run,
-        )
+        conf, planner = handles.zookeeper.conf(), handles.spark.planner(cluster)
+        yield OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=planner, log=log, run=run)
 
 
 @contextmanager

@@ -136,13 +136,8 @@ class LogRoutes:
         stream, size = self._tree.open(name)
         with stream:
             found, following = search_log(stream, size, search)
-        return JSONResponse(
-            {
-                "num_match": len(found),
-                "match_results": {str(offset): text for offset, text in found.items()},
-                "next_offset": following,
-            }
-        )
+        matches = {str(offset): text for offset, text in found.items()}
+        return JSONResponse({"num_match": len(found), "match_results": matches, "next_offset": following})
 
     # -- Storm -------------------------------------------------------------------------------------------
 
@@ -178,14 +173,8 @@ class LogRoutes:
     def _whole(self, tree: LogTree, request: Request, parameter: str = "file") -> Response:
         name = _required(request, parameter)
         stream, size = tree.open(name)
-        return StreamResponse(
-            stream,
-            size,
-            request=request,
-            chunk=_CHUNK,
-            idle_secs=self._idle_secs,
-            headers={"Content-Type": "application/octet-stream", **_attached(name)},
-        )
+        headers = {"Content-Type": "application/octet-stream", **_attached(name)}
+        return StreamResponse(stream, size, request=request, chunk=_CHUNK, idle_secs=self._idle_secs, headers=headers)
 
 
 _BYTES = {"Cache-Control": "no-store"}

@@ -27,15 +27,8 @@ CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "cle
 _MOST_BACKUPS = 1000
 _BACKUP_SECS = 30 * 86_400
 
-_PER_TOPOLOGY = (
-    paths.TASKS,
-    paths.TASKBEATS,
-    paths.TASKERRORS,
-    paths.METRICS,
-    paths.GRAY_UPGRADE,
-    paths.WORKERS,
-    paths.ASSIGNMENTS,
-)
+_OF_TASKS = (paths.TASKS, paths.TASKBEATS, paths.TASKERRORS, paths.METRICS)
+_PER_TOPOLOGY = (*_OF_TASKS, paths.GRAY_UPGRADE, paths.WORKERS, paths.ASSIGNMENTS)
 
 CleanerMemory = Mapping[str, float]
 """Garbage or token -> boot clock at which this observer first saw it so."""
@@ -284,11 +277,8 @@ def _old_backups(ctx: OperationsContext) -> list[str]:
     ages = sorted((at.mzxid, name, raw) for name, (raw, at) in stored.items())
     old = ctx.now_secs() - _BACKUP_SECS
     surplus = {name for _, name, _ in ages[:-_MOST_BACKUPS]}
-    return [
-        paths.assignment_backup(name)
-        for _, name, raw in ages
-        if name not in alive and (name in surplus or _written_secs(raw, old) < old)
-    ]
+    gone = [(name, raw) for _, name, raw in ages if name not in alive]
+    return [paths.assignment_backup(name) for name, raw in gone if name in surplus or _written_secs(raw, old) < old]
 
 
 def _written_secs(raw: bytes, unknown: float) -> float:

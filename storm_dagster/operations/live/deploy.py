@@ -19,15 +19,10 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.live.worker_requests import ask_worker, link_key_of
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
+from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive
-from storm_dagster.operations.submit.publishing import (
-    activate_topology,
-    check_replaceable,
-    publish_assignment,
-    stage_assignment,
-)
+from storm_dagster.operations.submit.publishing import check_replaceable
 from storm_dagster.operations.submit.staging import read_record, read_token, read_topology
-from storm_dagster.operations.submit.submission import SUBMIT, stage_code, stage_conf, stage_tasks, take_over
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 from storm_dagster.operations.transactions import (
     announce,
@@ -40,7 +35,7 @@ from storm_dagster.operations.transactions import (
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
-UPDATE = operation("update", SUBMIT, SWEEP, DELETE_CODE)
+UPDATE = operation("update", submission.SUBMIT, SWEEP, DELETE_CODE)
 RESTART = operation("restart", "restart")
 
 _LONGEST_DRAIN_SECS = 30.0
@@ -92,19 +87,14 @@ def update(
     and INACTIVE, and the errors of a submission.
     """
     if not _is_published(ctx, token):
-        topology = topology_by_name(ctx.cluster.load_view(), name)
-        check_replaceable(topology)
-        stage_conf(
-            ctx,
-            name=topology.base.name,
-            token=token,
-            handle=handle,
-            allow_degraded=allow_degraded,
-            replaces=topology.id,
+        old = topology_by_name(ctx.cluster.load_view(), name)
+        check_replaceable(old)
+        submission.stage_conf(
+            ctx, name=old.base.name, token=token, handle=handle, allow_degraded=allow_degraded, replaces=old.id
         )
-        stage_code(ctx, token=token)
-        stage_tasks(ctx, token=token)
-        stage_assignment(ctx, token=token)
+        submission.stage_code(ctx, token=token)
+        submission.stage_tasks(ctx, token=token)
+        submission.stage_assignment(ctx, token=token)
         record = read_record(ctx, token)
         conf, spec = read_topology(ctx, token)
         check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
@@ -119,7 +109,7 @@ def _is_published(ctx: OperationsContext, token: str) -> bool:
 def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     if _is_published(ctx, token):
         # A repetition, maybe under another leader: what is left to do is done in the current epoch.
-        take_over(ctx, token)
+        submission.take_over(ctx, token)
     old = read_record(ctx, token).replaces
     drained = 0.0
     topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
@@ -128,25 +118,21 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
         drained = drain(ctx, topology.id, longest)
     began = ctx.monotonic()
     try:
-        published = publish_assignment(ctx, token=token)
+        published = submission.publish_assignment(ctx, token=token)
     except StormDagsterError:
         if old is not None:
             undo_drain(ctx, old)
         raise
-    report = activate_topology(ctx, token=token)
+    report = submission.activate_topology(ctx, token=token)
     # A repetition after a crash sweeps what the first one published over and did not come to sweep.
     replaced = published.replaced or (old if published.already else None)
     if replaced is not None:
         # The cleaner deletes what this misses.
         sweep(ctx, ctx.current_epoch(), replaced)
         delete_code(ctx, replaced)
+    swap_secs = ctx.monotonic() - began
     return LifecycleResult(
-        report.topology_id,
-        report.name,
-        report.status,
-        changed=True,
-        drain_secs=drained,
-        swap_secs=ctx.monotonic() - began,
+        report.topology_id, report.name, report.status, changed=True, drain_secs=drained, swap_secs=swap_secs
     )
 
 
@@ -224,9 +210,6 @@ def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
         answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key)
     except StormDagsterError:
         return False
-    systems: list[Mapping[str, Any]] = [
-        worker.get("system") or {}
-        for name, worker in (answer.get("workers") or {}).items()
-        if name.endswith(f":{port}")
-    ]
+    workers: Mapping[str, Any] = answer.get("workers") or {}
+    systems = [worker.get("system") or {} for name, worker in workers.items() if name.endswith(f":{port}")]
     return all(not one.get("waiting_tuples") and not one.get("open_trees") for one in systems)

@@ -107,20 +107,14 @@ def _change(
             chosen[topology.id] = delay(topology)
         delay_secs = chosen.get(topology.id)
         after = apply_event(before, event, delay_secs=delay_secs)
-        if after is not before:
+        changed = after is not before
+        if changed:
             transaction = ctx.cluster.fenced(epoch)
             transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
             announce(ctx, transaction, topology.id, _ACTIONS[event])
             commit(ctx, transaction, event)
             ctx.log.info("%s: %s -> %s", topology.id, before.status, after.status)
-        return LifecycleResult(
-            topology_id=topology.id,
-            name=before.name,
-            status=after.status,
-            changed=after is not before,
-            delay_secs=delay_secs,
-            previous=before.status,
-        )
+        return LifecycleResult(topology.id, before.name, after.status, changed, delay_secs, previous=before.status)
 
     return retry_on_conflict(ctx, f"{event} {name}", attempt)
 

@@ -121,11 +121,9 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
     if offered_supervisors(view, placing=[topology.id]):
         return
     hosts = sorted({info.host for info in view.supervisors.values()})
-    why = (
-        f"every host is blacklisted ({', '.join(hosts):.200}): `storm-dagster blacklist remove HOST`"
-        if hosts
-        else "no supervisor is registered: start one"
-    )
+    why = "no supervisor is registered: start one"
+    if hosts:
+        why = f"every host is blacklisted ({', '.join(hosts):.200}): `storm-dagster blacklist remove HOST`"
     raise Unavailable(f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {why}")
 
 
@@ -155,11 +153,8 @@ def _check_request(
                 f"rebalance of {name!r}: {component!r} cannot have {count} executors, "
                 f"topology.max.task.parallelism is {limit}"
             )
-    return PendingRebalance(
-        workers=topology.base.workers if workers is None else workers,
-        executors={**topology.base.executors, **executors},
-        reassign=reassign,
-    )
+    chosen = topology.base.workers if workers is None else workers
+    return PendingRebalance(workers=chosen, executors={**topology.base.executors, **executors}, reassign=reassign)
 
 
 def _plan(
@@ -167,11 +162,8 @@ def _plan(
 ) -> _Plan:
     if topology.tasks is None or topology.assignment is None:
         raise Unavailable(f"topology {topology.base.name!r} has no assignment yet: wait until it is healed")
-    changed = {
-        component: count
-        for component, count in wanted.executors.items()
-        if count != topology.base.executors.get(component)
-    }
+    present = topology.base.executors
+    changed = {component: n for component, n in wanted.executors.items() if n != present.get(component)}
     table = rescale(topology.tasks, changed, fixed_task_components(runnable.spec))
     batch = rebalance_batch(
         view, topology, runnable, table, executors=wanted.executors, workers=wanted.workers, reassign=wanted.reassign

@@ -47,7 +47,7 @@ def findings_of(
 
 
 def measure_topology(
-    topology: TopologyView, stats: Mapping[str, Any] | None, errors: Mapping[str, str] | None = None
+    topology: TopologyView, stats: Mapping[str, Any] | None, errors: Mapping[str, str]
 ) -> TopologyMeasure:
     """The measurements; ``stats`` is the topology master's answer (``None``: it gave none)."""
     table = topology.tasks or TaskTable(components={})
@@ -69,7 +69,7 @@ def measure_topology(
             WorkerMeasure(one["host"], int(key.rpartition(":")[2]), one.get("silent_secs", 0.0), one.get("restarts", 0))
             for key, one in sorted(given.get("workers", {}).items())
         ),
-        errors=errors or {},
+        errors=errors,
     )
 
 
@@ -93,9 +93,6 @@ def _component(
             if task in slots and "busy" in (one := tasks.get(str(task), {}))
         ),
     )
-
-
-_FIELDS = frozenset(TopologyPlacement.model_fields)
 
 
 def explain_document(
@@ -187,17 +184,13 @@ def _slot_outlook(
     return {}, {str(task): now[task] for task in sorted(lost)}
 
 
-def choice_document(
-    topology: TopologyToPlace, placement: TopologyPlacement | Mapping[str, Any], task: int
-) -> dict[str, Any] | None:
+def choice_document(topology: TopologyToPlace, stored: Mapping[str, Any], task: int) -> dict[str, Any] | None:
     """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by comparing."""
-    if not isinstance(placement, TopologyPlacement):
-        try:
-            placement = TopologyPlacement.model_validate(
-                {key: value for key, value in placement.items() if key in _FIELDS}
-            )
-        except ValidationError:
-            return None
+    fields = {key: value for key, value in stored.items() if key in TopologyPlacement.model_fields}
+    try:
+        placement = TopologyPlacement.model_validate(fields)
+    except ValidationError:
+        return None
     choice = choice_of(topology, placement, task)
     if choice is None:
         return None

@@ -117,11 +117,8 @@ def _dagster(place: ClusterPlace) -> Iterator[HealthResult]:
         is_open = False
     if is_open:
         remedy = "put an authenticating proxy before it, which also refuses requests of other sites"
-        yield (
-            "warning",
-            f"Dagster at {mask_text(url)} runs jobs for whoever reaches it, and pages in your browser do",
-            remedy,
-        )
+        found = f"Dagster at {mask_text(url)} runs jobs for whoever reaches it, and pages in your browser do"
+        yield "warning", found, remedy
     else:
         yield "ok", "no Dagster answers untrusted clients", ""
 

@@ -17,12 +17,9 @@ _COUNTS = STAT_NAMES[:5]
 
 
 def _head(topology: TopologyView, now_secs: int) -> dict[str, Any]:
-    return {
-        "id": topology.id,
-        "name": topology.base.name,
-        "status": topology.base.status,
-        "uptime_secs": max(0, now_secs - topology.base.launch_time_secs),
-    }
+    base = topology.base
+    uptime_secs = max(0, now_secs - base.launch_time_secs)
+    return {"id": topology.id, "name": base.name, "status": base.status, "uptime_secs": uptime_secs}
 
 
 def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120) -> dict[str, Any]:
@@ -57,11 +54,8 @@ def _not_running(view: ClusterView, topology: TopologyView, now_secs: int, launc
 
 def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskError]]:
     """The newest errors of a topology as (component, error), newest first."""
-    found = [
-        (component, error)
-        for component, errors in ctx.cluster.errors_by_component(topology_id).items()
-        for error in errors
-    ]
+    by_component = ctx.cluster.errors_by_component(topology_id)
+    found = [(component, error) for component, errors in by_component.items() for error in errors]
     return sorted(found, key=lambda pair: (-pair[1].time, pair[0], pair[1].task))
 
 

@@ -61,13 +61,8 @@ def write_reasons(
     and when it cannot be stored the placement stands.
     """
     placement = result.placement(name)
-    document = {
-        "topology_id": topology_id,
-        "planner": result.planner,
-        "assign_secs": result.assign_secs,
-        **placement.model_dump(mode="json"),
-        **(more or {}),
-    }
+    head = {"topology_id": topology_id, "planner": result.planner, "assign_secs": result.assign_secs}
+    document = {**head, **placement.model_dump(mode="json"), **(more or {})}
     with step(ctx, "store.placement.json"):
         try:
             ctx.accepting_fewer(minimum=1).blobs.put(placement_key(topology_id), encode_json(document))
