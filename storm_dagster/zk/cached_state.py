@@ -222,8 +222,7 @@ class CachedReads(ZooKeeperClusterState):
                 self._sure[path] = -1 if value is None else value[1].mzxid
             while self._bytes > self._most_bytes and self._memory:
                 # Its watch stays armed, so that the disk level answers for it without asking.
-                path, value = self._memory.popitem(last=False)
-                self._bytes -= 0 if value is None else len(value[0])
+                self._forget(next(iter(self._memory)))
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
         """As the state itself; the lists that change rarely are kept, without ``watch``."""
@@ -298,9 +297,8 @@ class CachedReads(ZooKeeperClusterState):
         if self._disk is None or not read:
             return
         try:
-            self._disk.put_many(
-                {path: msgspec.msgpack.encode(value) for path, value in read.items() if value is not None}
-            )
+            kept = {path: msgspec.msgpack.encode(value) for path, value in read.items() if value is not None}
+            self._disk.put_many(kept)
             gone = [path for path, value in read.items() if value is None]
             if gone:
                 self._disk.remove(gone)
