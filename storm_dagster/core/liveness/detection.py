@@ -92,13 +92,7 @@ def observe(
         supervisor_id: _first_seen(info.count, memory.supervisors.get(supervisor_id), boot_now)
         for supervisor_id, info in view.supervisors.items()
     }
-    silent = tuple(
-        sorted(
-            supervisor_id
-            for supervisor_id, (_, since) in supervisors.items()
-            if boot_now - since > limits.supervisor_secs
-        )
-    )
+    silent = sorted(node for node, seen in supervisors.items() if boot_now - seen.since > limits.supervisor_secs)
     placed = {worker.node for _, assignment, _ in _healed(view) for worker in assignment.workers}
     signs = {node: seen.since for node, seen in memory.supervisors.items()}
     signs.update(memory.last_signs or {})
@@ -125,9 +119,8 @@ def observe(
     frozen_since = (boot_now if since is None else since) if mass else None
     # Bounded: what is still gone after a launch window is gone, and tasks may not stay dead for ever.
     frozen = frozen_since is not None and boot_now - frozen_since <= limits.launch_secs
-    deadlines = list(round_.deadlines)
     if frozen and frozen_since is not None:
-        deadlines.append(frozen_since + limits.launch_secs)
+        round_.deadlines.append(frozen_since + limits.launch_secs)
     return LivenessResult(
         causes=() if frozen else tuple(round_.causes),
         memory=LivenessMemory(
@@ -146,10 +139,10 @@ def observe(
             if frozen
             else None
         ),
-        silent_supervisors=silent,
+        silent_supervisors=tuple(silent),
         restarting=tuple(round_.restarting),
         waiting=tuple(round_.waiting),
-        next_check=min(deadlines, default=None),
+        next_check=min(round_.deadlines, default=None),
     )
 
 
