@@ -90,9 +90,8 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     keys = sorted(selector.apart_keys(kind, apart[kind]) if kind in apart else selector.open_keys(kind))
     if not keys or keys[0][-1] != chosen.get(asked):
         return None
-    return Choice(
-        slots[keys[0][-1]], len(keys), tuple(_lost(slots, keys[0], key) for key in keys[1 : _MOST_ALTERNATIVES + 1])
-    )
+    best, *others = keys[: _MOST_ALTERNATIVES + 1]
+    return Choice(slots[best[-1]], len(keys), tuple(_lost(slots, best, other) for other in others))
 
 
 def _start(
