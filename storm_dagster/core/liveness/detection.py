@@ -236,14 +236,15 @@ class _TopologyCheck:
 
     def _missing(self, same: bool) -> dict[str, MissingSlot]:
         """Check workers that are absent. ``same``: the last check was of this generation."""
-        starts = _slot_starts(self._assignment)
+        starts = self._assignment.start_secs()
         missing: dict[str, MissingSlot] = {}
         for worker in self._assignment.workers:
             if worker.slot in self._topology.live_workers:
                 continue
             name = f"{worker.node}:{worker.port}"
             before = self._known.missing.get(name) if self._known is not None else None
-            started = starts[worker.slot]
+            # The newest start among its tasks: it rises when a task is placed there again.
+            started = max((starts.get(task, 0) for task in worker.ids), default=0)
             if before is None or before.started != started:
                 # A slot that was not missing at the last check of the same generation was alive then.
                 before = MissingSlot(since=self._now, gone=bool(same and before is None), started=started)
@@ -367,9 +368,3 @@ class _TopologyCheck:
                 silent_secs=0.0 if since is None else round(self._now - since, 1),
             )
         )
-
-
-def _slot_starts(assignment: Assignment) -> Mapping[tuple[str, int], int]:
-    """Slot -> newest start among its tasks: it rises when a task is placed there again."""
-    starts = assignment.start_secs()
-    return {worker.slot: max((starts.get(task, 0) for task in worker.ids), default=0) for worker in assignment.workers}
