@@ -25,8 +25,7 @@ def address_beyond_loopback(host: str) -> str | None:
         raise InvalidRequest(
             f"storm.local.hostname {host!r} cannot be resolved ({error.strerror}): set it to a name or address of this host"
         ) from None
-    outside = sorted(each for each in found if not ipaddress.ip_address(each.partition("%")[0]).is_loopback)
-    return outside[0] if outside else None
+    return min((each for each in found if not ipaddress.ip_address(each.partition("%")[0]).is_loopback), default=None)
 
 
 def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:
