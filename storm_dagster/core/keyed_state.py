@@ -247,12 +247,10 @@ class Contents:
         self.apply_ids(record)
         for number in record.finished:
             self.held.pop(number, None)
-        for number, owner, raw in record.held:
-            self.held[number] = (owner, raw.copy())
+        self.held.update((number, (owner, raw.copy())) for number, owner, raw in record.held)
         for number in record.confirmed:
             self.results.pop(number, None)
-        for number, raw in record.results:
-            self.results[number] = raw.copy()
+        self.results.update((number, raw.copy()) for number, raw in record.results)
         self.windows = record.windows or self.windows
 
     def rotate_ids(self) -> MutableMapping[Any, int]:

@@ -45,9 +45,7 @@ def leader_decision(me: str, missing: int, others: Mapping[str, int], *, vacant_
     """
     if missing == 0:
         return LeaderDecision(True, f"{me} holds all blobs of the active topologies")
-    better = min(
-        ((count, address) for address, count in others.items() if address != me and count < missing), default=None
-    )
+    better = min(((count, who) for who, count in others.items() if who != me and count < missing), default=None)
     if better is not None and vacant_secs < PATIENCE_SECS:
         return LeaderDecision(False, f"{me} misses {missing} blobs, {better[1]} misses only {better[0]} and shall lead")
     if vacant_secs < GRACE_SECS:

@@ -67,11 +67,8 @@ def offered_supervisors(
 
 def placed_workers(assignment: Assignment | None) -> tuple[PlacedWorker, ...]:
     """The workers of an assignment as the planner's value type."""
-    if assignment is None:
-        return ()
-    return tuple(
-        PlacedWorker(**worker.model_dump(include=_OF_A_SLOT), tasks=worker.ids) for worker in assignment.workers
-    )
+    workers = assignment.workers if assignment is not None else ()
+    return tuple(PlacedWorker(**each.model_dump(include=_OF_A_SLOT), tasks=each.ids) for each in workers)
 
 
 def _to_place(

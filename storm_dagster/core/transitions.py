@@ -53,15 +53,10 @@ def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None)
     if event in ("activate", "deactivate"):
         # A drain that was under way is over, whoever ends it.
         changes |= {"wanted_status": target, "delay_secs": None}
-    if event == "drain":
+    elif event in ("kill", "rebalance", "drain"):
         changes["delay_secs"] = delay_secs
-    if event == "kill":
-        changes |= {
-            "delay_secs": delay_secs,
-            "previous_status": base.previous_status if base.status == "KILLED" else base.status,
-        }
-    elif event == "rebalance":
-        changes |= {"delay_secs": delay_secs, "previous_status": base.status}
+        if event != "drain" and base.status != "KILLED":
+            changes["previous_status"] = base.status
     elif event == "finish_rebalance":
         changes |= {"delay_secs": None, "previous_status": None}
     changed = base.model_copy(update=changes)

@@ -7,6 +7,7 @@ HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it
 import difflib
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,20 +190,18 @@ def validate_conf(
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())
     checked: dict[str, Any] = {}
-    ignored: dict[str, list[str]] = {}
+    ignored: defaultdict[str, list[str]] = defaultdict(list)
     for key, value in conf.items():
         if isinstance(key, str) and (reason := _reason_to_ignore(key, submitted=submitted)):
-            ignored.setdefault(reason, []).append(key)
+            ignored[reason].append(key)
         elif key in CONF_KEYS and not (value is None and CONF_KEYS[key].default is None):
             if value is None and submitted:
                 continue
             if isinstance(value, str) and value.startswith(_JAVA_CLASSES):
-                ignored.setdefault(f"a Java class cannot be used, {CONF_KEYS[key].default!r} is", []).append(key)
+                ignored[f"a Java class cannot be used, {CONF_KEYS[key].default!r} is"].append(key)
                 continue
             if key == "isolation.scheduler.machines" and isinstance(value, Mapping) and not submitted:
-                ignored.setdefault("numbers of machines choose no hosts: list hosts in a topology's conf", []).append(
-                    key
-                )
+                ignored["numbers of machines choose no hosts: list hosts in a topology's conf"].append(key)
                 continue
             if CONF_KEYS[key].kind == "int" and isinstance(value, float) and value.is_integer():
                 value = int(value)

@@ -25,8 +25,7 @@ def address_beyond_loopback(host: str) -> str | None:
         raise InvalidRequest(
             f"storm.local.hostname {host!r} cannot be resolved ({error.strerror}): set it to a name or address of this host"
         ) from None
-    outside = sorted(each for each in found if not ipaddress.ip_address(each.partition("%")[0]).is_loopback)
-    return outside[0] if outside else None
+    return min((each for each in found if not ipaddress.ip_address(each.partition("%")[0]).is_loopback), default=None)
 
 
 def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:
@@ -39,18 +38,14 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
     outside = address_beyond_loopback(host)
     if outside is None:
         return host
-    lacking: list[str] = []
-    if not conf["storm.bind.external"]:
-        lacking.append("storm.bind.external=true")
     security = Security.of(conf)
     proven, remedy = {
         "secret or tls": (security.configured, "storm.secret.file (or storm.tls.cert, .key and .ca)"),
         "secret": (security.secret is not None, "storm.secret.file"),
         "zookeeper auth": (zookeeper_payload(conf) is not None, "storm.zookeeper.auth.scheme and .payload"),
     }[needs]
-    if not proven:
-        lacking.append(remedy)
-    if lacking:
+    allowed = {"storm.bind.external=true": conf["storm.bind.external"], remedy: proven}
+    if lacking := [setting for setting, given in allowed.items() if not given]:
         raise InvalidRequest(
             f"{service} would listen on {host!r} ({outside}), which others can reach, and would authenticate nobody: "
             f"set {' and '.join(lacking)}, or use a loopback address as storm.local.hostname"

@@ -99,7 +99,7 @@ def query_session_id(code: str, number: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"storm_dagster/{code}/{number}"))
 
 
-def remote_with_session(remote: str, session_id: str, user: str = "storm") -> str:
+def remote_with_session(remote: str, session_id: str) -> str:
     """The Spark Connect URL that attaches to the session; a URL that names one itself is left as it is."""
     if ";session_id=" in remote:
         return remote
@@ -107,5 +107,5 @@ def remote_with_session(remote: str, session_id: str, user: str = "storm") -> st
     named = [part for part in parameters.split(";") if part] if slash else []
     named.append(f"session_id={session_id}")
     if not any(part.startswith("user_id=") for part in named):
-        named.append(f"user_id={user}")
+        named.append("user_id=storm")
     return f"{base.rstrip('/')}/;{';'.join(named)}"

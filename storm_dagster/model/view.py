@@ -75,14 +75,10 @@ class TopologyView:
     @property
     def dead_tasks(self) -> frozenset[int]:
         """Tasks that the topology master reports dead; a report about a former assignment says nothing."""
-        if self.beats is None or self.beats_at is None or self.assignment_at is None:
+        beats, at, assigned = self.beats, self.beats_at, self.assignment_at
+        if beats is None or at is None or assigned is None or at.mzxid <= assigned.mzxid:
             return frozenset()
-        if (
-            self.beats.version not in (-1, self.assignment_at.version)
-            or self.beats_at.mzxid <= self.assignment_at.mzxid
-        ):
-            return frozenset()
-        return frozenset(decode_ranges(self.beats.dead))
+        return frozenset(decode_ranges(beats.dead) if beats.version in (-1, assigned.version) else ())
 
 
 @dataclass(frozen=True)
@@ -118,12 +114,7 @@ class ClusterView:
 
         Not on a blacklisted host, nor on one that only others are isolated on (``isolation.scheduler.machines``).
         """
-        closed = {
-            host
-            for topology in self.topologies.values()
-            if topology.id not in placing
-            for host in topology.base.isolation
-        }
+        closed = {host for each in self.topologies.values() if each.id not in placing for host in each.base.isolation}
         own = {host for each in placing if each in self.topologies for host in self.topologies[each].base.isolation}
         closed = (closed - own - {*isolation}) | self.blacklist
         return {key: info for key, info in self.supervisors.items() if info.host not in closed}

@@ -195,8 +195,9 @@ class CachedReads(ZooKeeperClusterState):
         kept = self._from_disk(wanted)
         proven: dict[str, _Value] = {path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid}
         doubtful = [path for path in kept if path not in proven]
-        for path, stat in zip(doubtful, self._stats(doubtful), strict=True):
-            if stat == kept[path][1]:
+        stats = self._watched_stats([self.session.full(path) for path in doubtful], "a read of versions")
+        for path, stat in zip(doubtful, stats, strict=True):
+            if stat is not None and Versioned(stat.version, stat.mzxid) == kept[path][1]:
                 proven[path] = kept[path]
         rest = [path for path in wanted if path not in proven]
         read = dict(zip(rest, super().get_many(rest, True), strict=True))
@@ -206,10 +207,6 @@ class CachedReads(ZooKeeperClusterState):
             self.metrics.zookeeper += len(read)
         self._to_disk(read)
         return {**proven, **read}
-
-    def _stats(self, many: list[str]) -> list[Versioned | None]:
-        stats = self._watched_stats([self.session.full(path) for path in many], "a read of versions")
-        return [None if stat is None else Versioned(stat.version, stat.mzxid) for stat in stats]
 
     def _keep(self, found: dict[str, _Value], stamps: dict[str, tuple[int, int]]) -> None:
         with self._guard:
@@ -222,8 +219,7 @@ class CachedReads(ZooKeeperClusterState):
                 self._sure[path] = -1 if value is None else value[1].mzxid
             while self._bytes > self._most_bytes and self._memory:
                 # Its watch stays armed, so that the disk level answers for it without asking.
-                path, value = self._memory.popitem(last=False)
-                self._bytes -= 0 if value is None else len(value[0])
+                self._forget(next(iter(self._memory)))
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
         """As the state itself; the lists that change rarely are kept, without ``watch``."""
@@ -298,9 +294,8 @@ class CachedReads(ZooKeeperClusterState):
         if self._disk is None or not read:
             return
         try:
-            self._disk.put_many(
-                {path: msgspec.msgpack.encode(value) for path, value in read.items() if value is not None}
-            )
+            kept = {path: msgspec.msgpack.encode(value) for path, value in read.items() if value is not None}
+            self._disk.put_many(kept)
             gone = [path for path, value in read.items() if value is None]
             if gone:
                 self._disk.remove(gone)

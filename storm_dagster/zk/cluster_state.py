@@ -97,11 +97,8 @@ class ZooKeeperClusterState(ClusterState):
 
     # -- reading ----------------------------------------------------------------------------------------
 
-    def _watch(self, watch: bool) -> Callable[[WatchedEvent], None] | None:
-        return self._watcher if watch else None
-
     def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
-        full, watcher = self.session.full(path), self._watch(watch)
+        full, watcher = self.session.full(path), self._watcher if watch else None
         return self.session.call(lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True)
 
     def get_version(self, path: str, watch: bool = False) -> int | None:
@@ -114,28 +111,25 @@ class ZooKeeperClusterState(ClusterState):
         return stat is not None and mine != 0 and stat.ephemeralOwner == mine
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
-        watcher = self._watch(watch)
+        watcher = self._watcher if watch else None
         answers = None if watch else self._read_at_once(many, children=False)
         if answers is None:
-            answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch, _CLOSED)
+            answers = self._read_many(many, lambda full, c: c.get_async(full, watch=watcher), watch, _CLOSED)
         return [answer and (answer[0], Versioned(answer[1].version, answer[1].mzxid)) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
-        watcher = self._watch(watch)
+        watcher = self._watcher if watch else None
         answers = None if watch else self._read_at_once(many, children=True)
         if answers is None:
-            answers = self._read_many(
-                many, lambda full, client: client.get_children_async(full, watch=watcher), watch, []
-            )
+            answers = self._read_many(many, lambda full, c: c.get_children_async(full, watch=watcher), watch, [])
         return [None if answer is None else sorted(answer) for answer in answers]
 
     def _read_at_once(self, many: Sequence[str], children: bool) -> list[Any] | None:
         """One request for many nodes. One that a worker has closed fails all of it: then ``None``, as for a single one."""
         if len(many) > 1:
             with contextlib.suppress(InvalidRequest):
-                return self.session.read_nodes(
-                    [self.session.full(path) for path in many], f"a read of {many[0]}", children
-                )
+                fulls = [self.session.full(path) for path in many]
+                return self.session.read_nodes(fulls, f"a read of {many[0]}", children)
         return None
 
     def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any) -> list[Any]:
@@ -148,9 +142,8 @@ class ZooKeeperClusterState(ClusterState):
         wanted = list(range(len(fulls)))
         for _ in range(_ATTEMPTS):
             what = f"a read of {many[wanted[0]]}" if wanted else "a read"
-            for index, answer in zip(
-                wanted, self.session.pipeline([partial(begin, fulls[i]) for i in wanted], what), strict=True
-            ):
+            found = self.session.pipeline([partial(begin, fulls[index]) for index in wanted], what)
+            for index, answer in zip(wanted, found, strict=True):
                 if isinstance(answer, NoNodeError):
                     answers[index] = None
                 elif isinstance(answer, InvalidRequest) and worker_may_have_made(many[index]):
@@ -163,8 +156,6 @@ class ZooKeeperClusterState(ClusterState):
                 else:
                     answers[index] = answer
             missing = [index for index in wanted if answers[index] is None and watch and self._awaits(many[index])]
-            if not missing:
-                return answers
             stats = self._watched_stats([fulls[i] for i in missing], what)
             # A node that came into being between the two reads is read again.
             wanted = [index for index, stat in zip(missing, stats, strict=True) if stat is not None]

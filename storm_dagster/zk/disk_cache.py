@@ -63,8 +63,7 @@ class SqliteCache:
                 part = wanted[start : start + 500]
                 marks = ",".join("?" * len(part))
                 # Only question marks are put into the text.
-                rows = self._db.execute(f"SELECT key, value FROM reads WHERE key IN ({marks})", part)
-                found.update(rows)
+                found.update(self._db.execute(f"SELECT key, value FROM reads WHERE key IN ({marks})", part))
         return found
 
     def put_many(self, values: Mapping[str, bytes]) -> None:

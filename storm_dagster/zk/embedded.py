@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,18 +164,13 @@ def ensemble_command(
 
 def server_status(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None) -> bytes:
     """What the ZooKeeper server at that address says about itself (the ``srvr`` command); empty: it does not answer."""
-    answer = b""
-    try:
-        with ExitStack() as opened:
-            link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
-            if tls is not None:
-                link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
-            link.sendall(b"srvr")
-            while part := link.recv(4096):
-                answer += part
-    except OSError:
-        return b""
-    return answer
+    with suppress(OSError), ExitStack() as opened:
+        link = opened.enter_context(socket.create_connection((host, port), timeout=timeout))
+        if tls is not None:
+            link = opened.enter_context(tls.wrap_socket(link, server_hostname=host.strip("[]")))
+        link.sendall(b"srvr")
+        return b"".join(iter(lambda: link.recv(4096), b""))
+    return b""
 
 
 def server_answers(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None) -> bool:

@@ -133,9 +133,8 @@ class LeadershipSession:
     def register_follower(self, address: str, uptime_secs: int, detail: Mapping[str, Any]) -> None:
         """Write the ephemeral ``/nimbus_slave/<address>`` (uptime as text) and its detail (a JSON map)."""
         self._state.set_ephemeral_node(f"{paths.NIMBUS_SLAVE}/{address}", str(uptime_secs).encode())
-        self._state.set_ephemeral_node(
-            f"{paths.NIMBUS_SLAVE_DETAIL}/{address}", json.dumps(dict(detail), sort_keys=True).encode()
-        )
+        raw = json.dumps(dict(detail), sort_keys=True).encode()
+        self._state.set_ephemeral_node(f"{paths.NIMBUS_SLAVE_DETAIL}/{address}", raw)
 
     def unregister_follower(self, address: str) -> None:
         """Remove both nodes of a nimbus, as it does when it becomes the leader."""

@@ -8,6 +8,7 @@ import re
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
@@ -25,13 +26,9 @@ _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 def create_root_node(session: ZkSession) -> None:
     """Create the bare root path of the session where it is missing, and nothing in it."""
-    parts = [part for part in session.root.split("/") if part]
-    for depth in range(1, len(parts) + 1):
-        node = "/" + "/".join(parts[:depth])
+    for node in accumulate(f"/{part}" for part in session.root.split("/") if part):
         with suppress(NodeExistsError):
-            session.call(
-                lambda client, node=node: client.create_async(node, b"", session.acl("/")), f"the creation of {node}"
-            )
+            session.call(lambda c, node=node: c.create_async(node, b"", session.acl("/")), f"the creation of {node}")
 
 
 def refuse_open_root(session: ZkSession) -> None:
@@ -41,9 +38,7 @@ def refuse_open_root(session: ZkSession) -> None:
     A root that does not exist is no error: it will be created closed.
     """
     below = [session.root or "/", *(session.full(path) for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID))]
-    answers = session.pipeline(
-        [lambda client, node=node: client.get_acls_async(node) for node in below], "a read of ACLs"
-    )
+    answers = session.pipeline([lambda c, node=node: c.get_acls_async(node) for node in below], "a read of ACLs")
     for node, answer in zip(below, answers, strict=True):
         if isinstance(answer, NoNodeError) or (node == "/" and not session.root):
             continue
@@ -64,11 +59,11 @@ def refuse_open_root(session: ZkSession) -> None:
             )
 
 
-def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None = None, timeout: int = 5) -> bool:
+def is_open_to_all(hosts: str, root: str, tls: ssl.SSLContext | None) -> bool:
     """Whether a client without credentials may change the root node there, if there is one."""
-    client, _ = make_client(hosts, 1000 * timeout, tls=tls)
+    client, _ = make_client(hosts, 5000, tls=tls)
     try:
-        client.start(timeout)
+        client.start(5)
         return any(each.id.scheme == "world" and each.perms & ~1 for each in (client.get_acls(root or "/") or [()])[0])
     except (NoAuthError, NoNodeError):
         return False

@@ -143,16 +143,10 @@ class StormOperations(StormClusterState):
                 transaction.commit()
 
         _retry(topology_id, unassign, f"others write assignments all the time, {topology_id} was not removed")
-        for path in (
-            paths.tasks(topology_id),
-            paths.taskbeats(topology_id),
-            paths.task_errors(topology_id),
-            paths.metrics(topology_id),
-            paths.gray_upgrade(topology_id),
-            paths.workers(topology_id),
-        ):
+        parts = (paths.tasks, paths.taskbeats, paths.task_errors, paths.metrics, paths.gray_upgrade, paths.workers)
+        for path_of in parts:
             self._check_epoch(epoch)
-            self.state.delete_node(path)
+            self.state.delete_node(path_of(topology_id))
         self.remove_storm_base(topology_id, epoch=epoch)
 
     def _check_epoch(self, epoch: int | None) -> None:
@@ -255,11 +249,9 @@ class StormOperations(StormClusterState):
 
     def errors(self, topology_id: str, task: int | None = None) -> list[TaskError]:
         """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without any."""
-        found = self.errors_by_component(topology_id)
-        merged = [error for errors in found.values() for error in errors]
-        if len(found) > 1:
-            merged.sort(key=lambda error: error.time, reverse=True)
-        return [error for error in merged if task is None or error.task == task]
+        found = self.errors_by_component(topology_id).values()
+        wanted = (error for errors in found for error in errors if task in (None, error.task))
+        return sorted(wanted, key=lambda error: -error.time)
 
     def error_topologies(self) -> list[str]:
         """``/taskerrors``: ids of the topologies that have errors, sorted."""

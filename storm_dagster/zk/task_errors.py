@@ -1,6 +1,7 @@
 """Errors of tasks: ``/taskerrors/<topology id>/<component>/e<seq>``, the newest ten of each component."""
 
 import logging
+from contextlib import suppress
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
@@ -76,16 +77,10 @@ class TaskErrors:
             if same is None:
                 break
             name, known, version = same
-            text, count = record.error or known.error, known.count + record.count
-            try:
-                self.state.set_data(
-                    f"{folder}/{name}",
-                    encode_record(record.model_copy(update={"error": text, "count": count})),
-                    version,
-                )
+            both = {"error": record.error or known.error, "count": known.count + record.count}
+            with suppress(Conflict):
+                self.state.set_data(f"{folder}/{name}", encode_record(record.model_copy(update=both)), version)
                 return
-            except Conflict:
-                continue
         else:
             return
         if record.error:

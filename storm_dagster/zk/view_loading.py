@@ -49,15 +49,9 @@ class _Loading:
             return None
         try:
             whole = resolve(self.state, path, found[0])
-            if whole is None:
-                # Replaced while this view was read: the newer one is fine, since the version was read before.
-                again = read_sharded(self.state, path)
-                if again is None:
-                    return None
-                whole, at = again
-            else:
-                at = found[1]
-            return self._decode(records.Assignment, whole, path), at
+            # Replaced while this view was read: the newer one is fine, since the version was read before.
+            read = read_sharded(self.state, path) if whole is None else (whole, found[1])
+            return read and (self._decode(records.Assignment, read[0], path), read[1])
         except Corrupt as error:
             self.note(path, error)
             return None
@@ -142,9 +136,8 @@ def load_view(
             "check storm.zookeeper.root and .servers"
         )
     epoch, parent, blacklist = state.get_many([paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch)
-    supervisor_ids, topology_ids = (
-        found or [] for found in state.find_children_many([paths.SUPERVISORS, paths.TOPOLOGY], watch)
-    )
+    lists = state.find_children_many([paths.SUPERVISORS, paths.TOPOLOGY], watch)
+    supervisor_ids, topology_ids = (found or [] for found in lists)
     loading = _Loading(state, decode)
     parts = _read_topologies(state, topology_ids, watch, announce)
     infos = state.get_many([paths.supervisor(each) for each in supervisor_ids])

@@ -61,8 +61,7 @@ class Cause:
         """The cause in words."""
         slot = f"{self.host}:{self.port}"
         text = _WORDS[self.kind].format(slot=slot, host=self.host, node=self.node)
-        tasks = f" ({len(self.tasks)} tasks)" if self.tasks else ""
-        return f"{text}{tasks}"
+        return f"{text} ({len(self.tasks)} tasks)" if self.tasks else text
 
     def to_json(self) -> dict[str, Any]:
         """The form for a run's config; tasks as ranges, so that it stays small."""

@@ -92,13 +92,7 @@ def observe(
         supervisor_id: _first_seen(info.count, memory.supervisors.get(supervisor_id), boot_now)
         for supervisor_id, info in view.supervisors.items()
     }
-    silent = tuple(
-        sorted(
-            supervisor_id
-            for supervisor_id, (_, since) in supervisors.items()
-            if boot_now - since > limits.supervisor_secs
-        )
-    )
+    silent = sorted(node for node, seen in supervisors.items() if boot_now - seen.since > limits.supervisor_secs)
     placed = {worker.node for _, assignment, _ in _healed(view) for worker in assignment.workers}
     signs = {node: seen.since for node, seen in memory.supervisors.items()}
     signs.update(memory.last_signs or {})
@@ -125,9 +119,8 @@ def observe(
     frozen_since = (boot_now if since is None else since) if mass else None
     # Bounded: what is still gone after a launch window is gone, and tasks may not stay dead for ever.
     frozen = frozen_since is not None and boot_now - frozen_since <= limits.launch_secs
-    deadlines = list(round_.deadlines)
     if frozen and frozen_since is not None:
-        deadlines.append(frozen_since + limits.launch_secs)
+        round_.deadlines.append(frozen_since + limits.launch_secs)
     return LivenessResult(
         causes=() if frozen else tuple(round_.causes),
         memory=LivenessMemory(
@@ -146,10 +139,10 @@ def observe(
             if frozen
             else None
         ),
-        silent_supervisors=silent,
+        silent_supervisors=tuple(silent),
         restarting=tuple(round_.restarting),
         waiting=tuple(round_.waiting),
-        next_check=min(deadlines, default=None),
+        next_check=min(round_.deadlines, default=None),
     )
 
 
@@ -243,14 +236,15 @@ class _TopologyCheck:
 
     def _missing(self, same: bool) -> dict[str, MissingSlot]:
         """Check workers that are absent. ``same``: the last check was of this generation."""
-        starts = _slot_starts(self._assignment)
+        starts = self._assignment.start_secs()
         missing: dict[str, MissingSlot] = {}
         for worker in self._assignment.workers:
             if worker.slot in self._topology.live_workers:
                 continue
             name = f"{worker.node}:{worker.port}"
             before = self._known.missing.get(name) if self._known is not None else None
-            started = starts[worker.slot]
+            # The newest start among its tasks: it rises when a task is placed there again.
+            started = max((starts.get(task, 0) for task in worker.ids), default=0)
             if before is None or before.started != started:
                 # A slot that was not missing at the last check of the same generation was alive then.
                 before = MissingSlot(since=self._now, gone=bool(same and before is None), started=started)
@@ -374,9 +368,3 @@ class _TopologyCheck:
                 silent_secs=0.0 if since is None else round(self._now - since, 1),
             )
         )
-
-
-def _slot_starts(assignment: Assignment) -> Mapping[tuple[str, int], int]:
-    """Slot -> newest start among its tasks: it rises when a task is placed there again."""
-    starts = assignment.start_secs()
-    return {worker.slot: max((starts.get(task, 0) for task in worker.ids), default=0) for worker in assignment.workers}

@@ -81,9 +81,7 @@ def healing_step(
         # What found no slot may find one now.
         made = {key: (1, now) if number else (0, until) for key, (number, until) in made.items()}
     waiting = busy(seen.causes) if seen.causes else ()
-    running = [
-        f"{cause.key}:{made.get(cause.key, (0, now))[0]}" for cause in seen.causes if cause.topology_id in waiting
-    ]
+    running = [f"{each.key}:{made.get(each.key, (0, now))[0]}" for each in seen.causes if each.topology_id in waiting]
     due, attempts = due_attempts(seen.causes, made, boot_now=now, running=running, patience_secs=settings.patience_secs)
     ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
     return HealingStepResult(

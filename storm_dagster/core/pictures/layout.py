@@ -3,7 +3,7 @@
 Edges that close a cycle are drawn backwards. The way of an edge over several layers is kept free of nodes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -140,12 +140,7 @@ def _middles(
     gap: float,
 ) -> dict[str, float]:
     """Vertical middles: near those of the neighbors, in the order of the row, apart from each other."""
-    found: dict[str, float] = {}
-    for row in rows:
-        at = 0.0
-        for one in row:
-            found[one] = at + heights[one] / 2
-            at += heights[one] + gap
+    found = {one: middle for row in rows for one, middle in _stack(row, 0.0, heights, gap)}
     for sweep in range(2 * _SWEEPS):
         for row in rows if sweep % 2 == 0 else reversed(rows):
             wanted = {}
@@ -171,10 +166,12 @@ def _apart(
             first = (len(before) * (at - size / 2) + len(members) * (middle - height / 2 - size - gap)) / count
             members, middle, height = [*before, *members], first + total / 2, total
         groups.append((members, middle, height))
-    found: dict[str, float] = {}
-    for members, middle, height in groups:
-        at = middle - height / 2
-        for one in members:
-            found[one] = at + heights[one] / 2
-            at += heights[one] + gap
-    return found
+    stacks = (_stack(members, middle - height / 2, heights, gap) for members, middle, height in groups)
+    return {one: middle for stack in stacks for one, middle in stack}
+
+
+def _stack(row: Iterable[str], top: float, heights: Mapping[str, float], gap: float) -> Iterator[tuple[str, float]]:
+    """The middle of each, one below the other from ``top`` on."""
+    for one in row:
+        yield one, top + heights[one] / 2
+        top += heights[one] + gap

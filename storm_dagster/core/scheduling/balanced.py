@@ -130,14 +130,9 @@ def _block(blocked: dict[int, set[str]], wanted: RequestedSlot, slot: Slot) -> N
 def _slot_for(wanted: RequestedSlot, allocation: SlotAllocation) -> Slot | None:
     """The requested port if it is free on the requested host, else another port there."""
     # The supervisor itself comes before others of its host.
-    nodes = sorted(
-        (
-            node
-            for node in {wanted.node, *allocation.ports.nodes_of([wanted.host])}
-            if node and allocation.ports_of(node)
-        ),
-        key=lambda node: (node != wanted.node, node),
-    )
+    there = {wanted.node, *allocation.ports.nodes_of([wanted.host])}
+    usable = (node for node in there if node and allocation.ports_of(node))
+    nodes = sorted(usable, key=lambda node: (node != wanted.node, node))
     if wanted.port is not None:
         for node in nodes:
             if allocation.ports.has((node, wanted.port)):
@@ -193,14 +188,12 @@ def _spread(
     supervisors is the choice narrowed to supervisors that help it; with ``alone`` one of the slots goes to
     the topology master and helps nobody.
     """
-    ports, needs = allocation.ports, allocation.request.needs
-    chosen = set(used)
+    ports, chosen = allocation.ports, set(used)
+    needs = [(need.units, blocked[need.component]) for need in allocation.request.needs]
     for remaining in range(count, 0, -1):
         node, why, against = ports.best(allocation.within)
         useful = max(1, remaining - 1 if alone else remaining)
-        tight = [
-            blocked[need.component] for need in needs if need.units - len(chosen - blocked[need.component]) >= useful
-        ]
+        tight = [nodes for units, nodes in needs if units - len(chosen - nodes) >= useful]
         if tight:
             helpful = [
                 other
@@ -222,10 +215,9 @@ def _choose_master(slots: list[AllocatedSlot]) -> None:
 
 def _apart(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> dict[int, set[str]]:
     """Component that must be apart -> supervisors that hold one of it already."""
-    component = assignment.executors.component
-    apart: dict[int, set[str]] = {kind: set() for kind in assignment.about.differ}
-    if not apart:
-        return apart
+    component, differ = assignment.executors.component, assignment.about.differ
+    if not differ:
+        return {}
     held = [
         (worker.node, component[position])
         for worker in assignment.history.old
@@ -233,7 +225,4 @@ def _apart(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> dict[
         for position in worker.holds
     ]
     held.extend((worker.node, kind) for worker in workers for kind in worker.counts)
-    for node, kind in held:
-        if kind in apart:
-            apart[kind].add(node)
-    return apart
+    return {kind: {node for node, holder in held if holder == kind} for kind in differ}

@@ -119,9 +119,8 @@ def _keep_fitting(allocation: SlotAllocation, alive: list[ReusableSlot], shares:
 
 
 def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
-    turns = [
-        ((turn, -len(slots)), node) for slots in _slots_of_hosts(allocation) for turn, (node, _) in enumerate(slots)
-    ]
+    by_host = _slots_of_hosts(allocation)
+    turns = [((turn, -len(slots)), node) for slots in by_host for turn, (node, _) in enumerate(slots)]
     savings = balanced_savings(allocation.savings(shares[-1]), turns, len(shares))
     _, plain, fuller = choose_reused(savings, len(shares), sum(share > shares[-1] for share in shares))
     for worker in sorted([*plain, *fuller], key=lambda worker: worker.worker):

@@ -13,6 +13,7 @@ from storm_dagster.core.scheduling.strategy import TopologyEvent, strategy_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import REASONS, Reason
 
+_MOST_ALTERNATIVES = 10
 _COMPARED = (
     "tasks of its component in the worker",
     "tasks of its component on the supervisor",
@@ -49,18 +50,16 @@ class Choice:
     """The closest first."""
 
 
-def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int, most: int = 10) -> Choice | None:
-    """The choice that put ``task`` where it is, with at most ``most`` alternatives.
+def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int) -> Choice | None:
+    """The choice that put ``task`` where it is, with its closest alternatives.
 
     ``None`` where nothing was chosen by comparing workers (it stayed, its worker was requested, the
     strategy assigns round robin), and for a placement that was not made from this very topology. Never raises for an old
     placement.
     """
     by_chain = frozenset({Reason.ONLY, *strategy_of(topology.strategy).chain})
-    if (
-        REASONS.get(placement.reasons.get(task, "")) not in by_chain
-        or placement.reasons.keys() != topology.tasks.keys()
-    ):
+    why = placement.reasons
+    if REASONS.get(why.get(task, "")) not in by_chain or why.keys() != topology.tasks.keys():
         return None
     event = event_of(topology)
     about, component = event.about, event.executors.component
@@ -91,7 +90,8 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     keys = sorted(selector.apart_keys(kind, apart[kind]) if kind in apart else selector.open_keys(kind))
     if not keys or keys[0][-1] != chosen.get(asked):
         return None
-    return Choice(slots[keys[0][-1]], len(keys), tuple(_lost(slots, keys[0], key) for key in keys[1 : most + 1]))
+    best, *others = keys[: _MOST_ALTERNATIVES + 1]
+    return Choice(slots[best[-1]], len(keys), tuple(_lost(slots, best, other) for other in others))
 
 
 def _start(

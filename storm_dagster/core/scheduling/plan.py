@@ -36,9 +36,7 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
 
 
 def _free_ports(supervisors: Sequence[SupervisorSlots], topologies: Sequence[TopologyToPlace]) -> FreePorts:
-    holders = Counter(
-        slot for topology in topologies for slot in {(worker.node, worker.port) for worker in topology.old}
-    )
+    holders = Counter(slot for topology in topologies for slot in {(old.node, old.port) for old in topology.old})
     ordered = sorted(supervisors, key=lambda supervisor: supervisor.id)
     return FreePorts(
         ((node.id, node.host, len(set(node.ports))) for node in ordered),
@@ -88,23 +86,16 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
     workers: list[PlacedWorker] = []
     reasons: dict[int, str] = {}
     for row in rows:
-        units: list[int] = row["units"]
-        texts = [_TEXTS[reason] for reason in row["reasons"]]
+        tasks = [(unit, _TEXTS[reason]) for unit, reason in zip(row["units"], row["reasons"], strict=True)]
         if several:
-            pairs = [
-                (task, text) for unit, text in zip(units, texts, strict=True) for task in several.get(unit, (unit,))
-            ]
-            tasks = sorted(task for task, _ in pairs)
-            reasons.update(pairs)
-        else:
-            tasks = sorted(units)
-            reasons.update(zip(units, texts, strict=True))
+            tasks = [(task, text) for unit, text in tasks for task in several.get(unit, (unit,))]
+        reasons.update(tasks)
         workers.append(
             PlacedWorker(
                 node=row["node"],
                 host=row["host"],
                 port=row["port"],
-                tasks=tuple(tasks),
+                tasks=tuple(sorted(task for task, _ in tasks)),
                 memory_bytes=row["memory"],
                 cpu=row["cpu"],
                 kept=(row["node"], row["port"]) in before,
@@ -127,24 +118,19 @@ def placement_of(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacemen
 
 def _as_before(before: dict[tuple[str, int], PlacedWorker], workers: list[PlacedWorker]) -> bool:
     """Whether the live assignment has the same workers; unknown resources (0) count as equal."""
-    if len(before) != len(workers):
-        return False
-    for worker in workers:
-        old = before.get((worker.node, worker.port))
-        if old is None or set(old.tasks) != set(worker.tasks):
-            return False
-        if old.memory_bytes not in (0, worker.memory_bytes) or old.cpu not in (0, worker.cpu):
-            return False
-    return True
+    pairs = [(before.get((worker.node, worker.port)), worker) for worker in workers]
+    return len(before) == len(workers) and all(
+        old is not None
+        and set(old.tasks) == set(new.tasks)
+        and old.memory_bytes in (0, new.memory_bytes)
+        and old.cpu in (0, new.cpu)
+        for old, new in pairs
+    )
 
 
 def _moved(topology: TopologyToPlace, workers: list[PlacedWorker]) -> int:
     if not topology.old:
         return 0
     now = {task: (worker.node, worker.port) for worker in workers for task in worker.tasks}
-    return sum(
-        now.get(task, slot) != slot
-        for worker in topology.old
-        for slot in ((worker.node, worker.port),)
-        for task in worker.tasks
-    )
+    before = {task: (worker.node, worker.port) for worker in topology.old for task in worker.tasks}
+    return sum(now.get(task, slot) != slot for task, slot in before.items())

@@ -149,12 +149,9 @@ def _is_met(entry: Row, worker: OldWorker, executors: Executors) -> bool:
 def _hint(mine: list[int], entry: Row, history: EventHistory) -> Slot | None:
     """The topology's own slot on the requested host that holds most of these executors already."""
     wants = set(mine)
-    best, most = None, 0
-    for worker in history.old:
-        share = len(wants.intersection(worker.holds))
-        if worker.slot in history.own and worker.host == entry["host"] and share > most:
-            best, most = worker.slot, share
-    return best
+    own = [worker for worker in history.old if worker.slot in history.own and worker.host == entry["host"]]
+    best = max(own, key=lambda worker: len(wants.intersection(worker.holds)), default=None)
+    return best.slot if best is not None and not wants.isdisjoint(best.holds) else None
 
 
 def _old_requests(executors: Executors, history: EventHistory) -> list[RequestedWorker]:

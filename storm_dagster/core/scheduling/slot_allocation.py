@@ -228,11 +228,9 @@ class SlotAllocation:
         """The error for too few slots for ``count`` workers."""
         about = self.about
         usable = self.free - self.reserve + self.request.staying
-        fits = None
-        for workers in (usable, usable - 1) if with_remedy else ():
-            if workers >= 1 and worker_count(workers, about.executors, about.single_master)[0] <= usable:
-                fits = workers
-                break
+        tried = [workers for workers in (usable, usable - 1) if with_remedy and workers >= 1]
+        needed = {workers: worker_count(workers, about.executors, about.single_master)[0] for workers in tried}
+        fits = next((workers for workers in tried if needed[workers] <= usable), None)
         free = [(node, len(self.ports.free[node])) for node in self.nodes]
         isolated = self.within is not None
         return PlacementRefused(

@@ -62,6 +62,10 @@ class TopologySummary(NamedTuple):
         return self.event == "rebalance" and not self.reassign
 
 
+_SAME = {"name", "strategy", "event", "reassign", "use_old", "workers", "single_master", "isolation", "reserve", "cpu"}
+"""Fields that a summary has from the topology as they are."""
+
+
 class Executors:
     """Executors of one topology by position, in ascending order of their first tasks."""
 
@@ -114,20 +118,11 @@ def summary_of(topology: TopologyToPlace, codes: Codes, counts: Sequence[int]) -
     ]
     differ = sorted(name for name in set(topology.differ_node) if name in codes)
     return TopologySummary(
-        name=topology.name,
-        strategy=topology.strategy,
-        event=topology.event,
-        reassign=topology.reassign,
-        use_old=topology.use_old,
+        **topology.model_dump(include=_SAME),
         user_workers=bool(topology.user_workers),
-        workers=topology.workers,
         executors=sum(topology.parallelism.values()),
-        single_master=topology.single_master,
-        isolation=topology.isolation,
-        reserve=topology.reserve,
         memory=topology.memory_bytes,
         master_memory=topology.master_memory_bytes,
-        cpu=topology.cpu,
         acker=codes.get(ACKER, -2),
         master=codes.get(TOPOLOGY_MASTER, -2),
         related=related,

@@ -68,8 +68,7 @@ def _assigned(slot: Slot, event: model.Assigned, now: float, limits: SlotLimits)
     if work != slot.wanted and work != slot.counted:
         # Other code starts with a clean slate: what a rollback brings back must not wait for what crashed.
         slot = replace(slot, crashes=0, not_before=0.0)
-    slot = replace(slot, counted=None)
-    slot = replace(slot, wanted=work, lazy=lazy, reason="")
+    slot = replace(slot, counted=None, wanted=work, lazy=lazy, reason="")
     if not _same_topology(work, slot.ran):
         slot = replace(slot, ran=None)
     if work is not None and slot.ready != work.code_dir:

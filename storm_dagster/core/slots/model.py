@@ -76,10 +76,9 @@ class CodeReady(_OfCode):
 
 
 @dataclass(frozen=True)
-class CodeFailed:
+class CodeFailed(_OfCode):
     """The code could not be fetched. ``lasting``: an early retry would fail, too."""
 
-    code_dir: str
     reason: str
     lasting: bool = False
 
@@ -105,10 +104,9 @@ class Beat(_OfWorker):
 
 
 @dataclass(frozen=True)
-class Exited:
+class Exited(_OfWorker):
     """The process is dead. ``status``: exit code, minus the signal's number, ``None`` when not known."""
 
-    worker_id: str
     status: int | None
 
 

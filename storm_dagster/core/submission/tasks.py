@@ -179,9 +179,7 @@ def executors_of(table: TaskTable, executors: Mapping[str, int]) -> dict[str, tu
 
 def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
     """Components of a normalized topology whose number of tasks is fixed by ``topology.tasks``."""
-    return frozenset(
-        component_id for component_id, _, part in spec.components() if part.conf.get("topology.tasks") is not None
-    )
+    return frozenset(name for name, _, part in spec.components() if part.conf.get("topology.tasks") is not None)
 
 
 def rescale(table: TaskTable, executors: Mapping[str, int], fixed: Collection[str] = ()) -> TaskTable:

@@ -70,11 +70,8 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
 
 def _check_limits(cluster: Conf, spec: TopologySpec, conf: Conf) -> None:
     """The cluster's limits for one topology; its system components do not count."""
-    asked = {
-        "executors": sum(part.parallelism for _, _, part in spec.components()),
-        "slots": int(conf["topology.workers"]),
-    }
-    for what, number in asked.items():
+    executors = sum(part.parallelism for _, _, part in spec.components())
+    for what, number in (("executors", executors), ("slots", int(conf["topology.workers"]))):
         most = cluster.get(key := f"nimbus.{what}.perTopology")
         if most is not None and number > most:
             raise InvalidTopology(
