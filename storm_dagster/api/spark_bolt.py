@@ -19,6 +19,7 @@ from storm_dagster.api.spark_session import (
 )
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
+from storm_dagster.model.fusion import FUSED, OTHER_WAY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +100,9 @@ class SparkBolt(Bolt):
 
     def process(self, tup: Tuple) -> None:
         """Add the tuple to the batch, and run the batch when it is full or old enough."""
+        if tup.stream.startswith(FUSED):
+            self._fail([tup], Unavailable(f"{self._where}: a tuple is not for {self.function}: {OTHER_WAY}"))
+            return
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting.append(tup)

@@ -6,7 +6,8 @@ from typing import Any
 
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.model.fusion import FUSED_COUNTS
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.fusion import FUSED, FUSED_COUNTS, OTHER_WAY
 
 
 class FusedBolt(Bolt):
@@ -18,11 +19,13 @@ class FusedBolt(Bolt):
         """Of batches, until the runner has added them to its statistics."""
 
     def process(self, tup: Tuple) -> None:
-        """Emit a row, or take the counts of a batch."""
+        """Emit a row, or take the counts of a batch; :class:`Unavailable` for a tuple of a spout that does not fuse."""
         if tup.stream.startswith(FUSED_COUNTS):
             self.counts.append(json.loads(tup.values[0]))
-        else:
+        elif tup.stream.startswith(FUSED):
             self.emit(list(tup.values))
+        else:
+            raise Unavailable(f"component {self.context.component!r} cannot take a tuple: {OTHER_WAY}")
 
 
 def make_loader(archive: bytes) -> Callable[[str], Any]:

@@ -24,6 +24,9 @@ FUSED = "__fused_"
 """Prefix of streams that carry no tuples of the topology: statistics leave them out."""
 FUSED_ROWS, FUSED_COUNTS = FUSED + "rows_", FUSED + "counts_"
 """Streams of the spout to a fused bolt, with its id: rows that others read, and counts of batches."""
+OTHER_WAY = (
+    "its spout's worker runs the chain the other way (topology.spark.fuse): it is sent again until both are updated"
+)
 _GROUPINGS = ("shuffle", "local_or_shuffle", "none", "fields", "partial_key", "global")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import zipfile
 from collections import Counter
@@ -12,11 +14,17 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Bolt, Grouping, SparkBolt, SparkSpout, TopologyBuilder, Tuple
+from storm_dagster.api.spark_fused import FusedBolt, make_chain
+from storm_dagster.api.spark_session import worker_session
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.model.fusion import CHAIN_KEY, fuse, fused_components
+from storm_dagster.model.fusion import CHAIN_KEY, FUSED_ROWS, fuse, fused_components
+from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.spark_component import start
+from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -44,13 +52,38 @@ def count(frame):
     return frame.groupBy("word").agg(f.count("*").alias("times"))
 
 
+def drawn(frame):
+    from pyspark.sql import functions as f
+    return frame.withColumn("x", f.rand())
+
+
+def same(frame):
+    return frame
+
+
+def nothing(frame):
+    """Asks for no row."""
+
+
+def strange(frame):
+    return "rows"
+
+
+def lost(frame):
+    return drawn(frame).select("x")
+
+
 def store(frame, folder, context):
     if Path(folder, "broken").exists():
         raise RuntimeError("the shelf is full")
     assert context.batch_id and context.component == "sink"
     frame.coalesce(1).write.mode("append").parquet(folder + "/rows")
+
+
+def replace(frame, folder, context):
+    frame.coalesce(1).write.mode("overwrite").parquet(f"{folder}/rows/batch={context.batch_id}")
 '''
-FILES, LINES = 3, 40
+FILES, LINES = 4, 40
 TEXT = "the quick brown fox and the lazy dog"
 
 
@@ -89,9 +122,9 @@ def bolt(function: str, schema: str | None = None, **args: Any) -> dict[str, Any
     return {"function": f"chain_code:{function}", "schema": schema, "batch_secs": 0.1, "args": args}
 
 
-def chain(source: Path, out: Path, **conf: Any) -> TopologySpec:
+def chain(source: Path, out: Path, sink: str = "store", conf: dict[str, Any] | None = None) -> TopologySpec:
     """Lines go to two bolts, whose rows meet in a sink; words are counted too, and a Python bolt reads the counts."""
-    builder = TopologyBuilder("chain", config=conf)
+    builder = TopologyBuilder("chain", config=conf or {})
     spout = {
         "source": "chain_code:lines",
         "args": {"folder": str(source)},
@@ -103,7 +136,7 @@ def chain(source: Path, out: Path, **conf: Any) -> TopologySpec:
     builder.set_bolt("split", SparkBolt, inputs="lines", args=bolt("split"), outputs=["word"], par=2)
     builder.set_bolt("lengths", SparkBolt, inputs="lines", args=bolt("lengths", "line string"), outputs=["text"])
     both = {"split": Grouping.fields("word"), "lengths": Grouping.GLOBAL}
-    builder.set_bolt("sink", SparkBolt, inputs=both, args=bolt("store", "row string", folder=str(out)))
+    builder.set_bolt("sink", SparkBolt, inputs=both, args=bolt(sink, "row string", folder=str(out)))
     builder.set_bolt("count", SparkBolt, inputs="split", args=bolt("count"), outputs=["word", "times"])
     builder.set_bolt("tell", Tell, inputs="count")
     return builder.build()
@@ -113,7 +146,7 @@ def parquet_rows(folder: Path) -> Counter[str]:
     import pyarrow.parquet as parquet
 
     return Counter(
-        row["row"] for path in folder.glob("*.parquet") for row in parquet.ParquetFile(path).read().to_pylist()
+        row["row"] for path in folder.rglob("*.parquet") for row in parquet.ParquetFile(path).read().to_pylist()
     )
 
 
@@ -121,7 +154,7 @@ def parquet_rows(folder: Path) -> Counter[str]:
 def test_rows_and_statistics_are_those_of_one_component_after_the_other(
     source: Path, tmp_path: Path, archive: Path, spark_remote: str, fused: bool
 ) -> None:
-    spec = chain(source, tmp_path, **{"topology.spark.fuse": fused})
+    spec = chain(source, tmp_path, conf={"topology.spark.fuse": fused})
     conf = {"spark.remote": spark_remote, "topology.message.timeout.secs": 120}
     lines, words = FILES * LINES, FILES * LINES * len(TEXT.split())
     with TopologyHarness(spec, conf=conf, archive=archive) as harness:
@@ -157,6 +190,53 @@ def test_rows_and_statistics_are_those_of_one_component_after_the_other(
         assert not harness.errors
 
 
+@pytest.mark.zookeeper
+def test_a_killed_owner_repeats_its_batch_under_the_same_id(
+    source: Path,
+    tmp_path: Path,
+    archive: Path,
+    spark_remote: str,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, Any],
+) -> None:
+    ids = {"split": "1-2", "lengths": "3", "sink": "4", "count": "5", "tell": "6"}
+    parts = {name: ComponentTasks(type="bolt", tasks=tasks) for name, tasks in ids.items()}
+    parts |= {"__acker": ComponentTasks(type="bolt", tasks="7"), "lines": ComponentTasks(type="spout", tasks="9-10")}
+    parts["__topology_master"] = ComponentTasks(type="bolt", tasks="8")
+    rig = WorkerRig(
+        tmp_path,
+        zk_cluster,
+        zk_conf,
+        chain(source, tmp_path, sink="replace"),
+        TaskTable(components=parts),
+        conf={"spark.remote": spark_remote, "topology.message.timeout.secs": 60},
+        code={"chain_code.py": CODE},
+    )
+    shutil.copy(archive.parent / "stormjar.jar", rig.code_dir)
+
+    def committed() -> int:
+        return len([path for path in (tmp_path / "checkpoint" / "commits").glob("*") if path.name.isdigit()])
+
+    one, two = ("s1", free_port()), ("s2", free_port())
+    try:
+        # The owner of the query is in the first worker; rows go to bolts in both.
+        rig.assign({one: "1,3,7-9", two: "2,4-6,10"})
+        owner = rig.start(*one)
+        rig.start(*two)
+        eventually(lambda: committed() >= 1, 120, "the first batch")
+        owner.kill()
+        owner.wait(30)
+        before = committed()
+        rig.start(*one)
+        eventually(lambda: committed() == FILES, 150, "all batches")
+        assert rig.running() and before < FILES, "it must be killed before the end to show anything"
+    finally:
+        rig.stop()
+    lines = FILES * LINES
+    words = Counter({word: number * lines for word, number in Counter(TEXT.split()).items()})
+    assert parquet_rows(tmp_path / "rows") == words + Counter({f"#{len(TEXT)}": lines})
+
+
 def test_a_function_that_raises_repeats_its_batch_and_is_named(
     source: Path, tmp_path: Path, archive: Path, spark_remote: str
 ) -> None:
@@ -174,6 +254,64 @@ def test_a_function_that_raises_repeats_its_batch_and_is_named(
             return (tmp_path / "rows").exists() and parquet_rows(tmp_path / "rows").total() >= FILES * LINES * 9
 
         eventually(stored, 100, "the batches")
+
+
+def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_remote: str) -> None:
+    """The function that runs beside Spark, on a batch of a test."""
+    session = worker_session({"spark.remote": spark_remote})
+    parts: list[dict[str, Any]] = [
+        {"name": name, "sources": sources, "function": f"chain_code:{function}", "args": {}, "schema": schema}
+        | {"outputs": outputs, "stream": stream}
+        for name, sources, function, schema, outputs, stream in [
+            ("drawn", ["lines"], "drawn", None, ["n", "x"], ""),
+            ("left", ["drawn"], "same", "n long, y double", ["n", "y"], "rows of left"),
+            ("right", ["drawn"], "same", None, ["n", "x"], "rows of right"),
+            ("both", ["left", "right"], "same", "a int, b string", ["a", "b"], ""),
+            ("none", ["both"], "nothing", None, [], ""),
+            ("after", ["none"], "same", None, ["n"], ""),
+        ]
+    ]
+    chain = {"root": "lines", "fields": ["n"], "columns": ["id"], "emits": False, "parts": parts}
+    tables = dict(make_chain(chain, b"", "counts of ")(session.range(10), 7))
+    left, right = (tables[f"rows of {side}"].to_pylist() for side in ("left", "right"))
+    assert len(left) == 10 and {row["n"]: row["y"] for row in left} == {row["n"]: row["x"] for row in right}
+    counts = {name: json.loads(table["counts"][0].as_py()) for name, table in tables.items() if name[:6] == "counts"}
+    assert counts["counts of "]["rows"] == 10
+    found = {part["name"]: counts[f"counts of {part['name']}"] for part in parts}
+    assert {name: one["executed"] for name, one in found.items()} == {
+        "drawn": {"lines:default": 10},
+        "left": {"drawn:default": 10},
+        "right": {"drawn:default": 10},
+        "both": {"left:default": 10, "right:default": 10},
+        "none": {"both:default": 20},
+        "after": {},
+    }
+    assert [found[name]["emitted"] for name in ("drawn", "left", "both", "none")] == [10, 0, 20, 0]
+    # What a function may not return.
+    for function, message in {
+        "strange": "it returns str, the bolt declares",
+        "lost": "it returns \\['x'\\], the bolt",
+    }.items():
+        wrong = {**chain, "parts": [{**parts[0], "function": f"chain_code:{function}"}]}
+        with pytest.raises(RuntimeError, match=f"component 'drawn': chain_code:{function}: ValueError: {message}"):
+            make_chain(wrong, b"", "counts of ")(session.range(10), 7)
+    many = {**chain, "parts": [{**parts[0], "schema": "a long, b long"}]}
+    with pytest.raises(RuntimeError, match=r"it takes 2 columns \(a, b\), its rows have \['n'\]"):
+        make_chain(many, b"", "counts of ")(session.range(10), 7)
+
+
+def test_a_worker_that_fuses_and_one_that_does_not_leave_each_others_tuples_to_a_replay(tmp_path: Path) -> None:
+    spec = chain(tmp_path, tmp_path)
+    apart = start(SparkBolt, "totals", spec.bolts["count"].object.args, spec, {})
+    tup = Tuple(1, "lines", FUSED_ROWS + "count", 1, ["a", 1])
+    apart.process(tup)
+    assert apart._collector.failed == [tup] and not apart._waiting
+    assert "runs the chain the other way (topology.spark.fuse)" in str(apart._collector.errors[0])
+    fused = start(FusedBolt, "totals", {}, fuse(spec, {}), {})
+    with pytest.raises(Unavailable, match=r"component 'totals' cannot take a tuple: .* \(topology.spark.fuse\)"):
+        fused.process(Tuple(2, "split", "default", 1, ["a"]))
+    fused.process(tup)
+    assert [values for _, values in fused._collector.emitted] == [["a", 1]]
 
 
 def test_what_is_fused(tmp_path: Path) -> None:
