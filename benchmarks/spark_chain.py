@@ -94,6 +94,18 @@ def topology(cluster: LocalCluster, target: str, folder: str, out: str, *conf: s
     return stop
 
 
+def pause_after_kill(cluster: LocalCluster, target: str, folder: str, out: str) -> float:
+    """Seconds from ``kill -9`` of the owner of the query until the next batch is committed."""
+    stop = topology(cluster, target, folder, out)
+    eventually(lambda: len(committed(f"{out}.checkpoint")) >= 3, 200, "the first batches")
+    cluster.kill("worker")
+    before, began = len(committed(f"{out}.checkpoint")), time.monotonic()
+    eventually(lambda: len(committed(f"{out}.checkpoint")) > before, 200, "the next batch", interval=0.05)
+    taken = time.monotonic() - began
+    stop()
+    return taken
+
+
 def report(cluster: LocalCluster, folder: Path, *, quick: bool) -> Iterator[tuple[str, str, str]]:
     """Rows of (metric, reference, ours)."""
     files, lines, rounds = (5, 100_000, 1) if quick else (9, 200_000, 3)
@@ -114,7 +126,11 @@ def report(cluster: LocalCluster, folder: Path, *, quick: bool) -> Iterator[tupl
             time.sleep(1)
             check_rows(out, files * lines * WORDS)
             stop()
-    # Each row of it passes two workers twice: a tenth of the files, each a fiftieth as long.
+    many = make_files(folder / "many", 400, 1_000)
+    for target, way in (("query", "SparkQuery"), ("chain", "fused chain")):
+        pauses = [pause_after_kill(cluster, target, many, str(folder / f"{target}-k{n}")) for n in range(rounds)]
+        yield f"{way}: owner killed -> next batch committed", "goal 10 s", f"{statistics.median(pauses):.1f} s"
+    # Each row of it passes the worker three times: few files, each a fiftieth as long.
     small = make_files(folder / "small", 4, lines // 50)
     out = str(folder / "apart")
     options = ("--conf", "topology.spark.fuse=false", "--conf", "topology.message.timeout.secs=300")

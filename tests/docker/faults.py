@@ -26,6 +26,8 @@ def all_faults(made: Containers, watcher: Watcher) -> dict[str, Fault]:
         "leading nimbus": lambda: made.leader(),
         "leading ZooKeeper": lambda: made.zookeeper_leader(),
         "spark": lambda: "spark",
+        "Spark's master": lambda: "spark-master",
+        "a Spark worker": lambda: "spark-worker1",
         "postgres": lambda: "postgres",
         "code server": lambda: "dagster-code",
         "webserver": lambda: "dagster-web",

@@ -146,6 +146,9 @@ def full(made: Containers, names: list[str], rounds: int, sample: int) -> bool:
         say(f"{watcher.last['done']} numbers, {watcher.last['missing']} lost")
         made.exec("nimbus1", "storm-dagster", "doctor", "--invariants", timeout=90)
         say("doctor --invariants finds nothing")
+        # Placed by the Spark that has gone through all of it.
+        submit(made, "wordcount.py", "--name", "afterwards", "--conf", "topology.workers=1")
+        say(f"another topology runs after {wait_running(made, 'afterwards', 120):.1f} s")
     finally:
         print(table(watcher.rows), flush=True)
         watcher.close()
