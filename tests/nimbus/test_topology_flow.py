@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from storm_dagster.api import SparkBolt, SparkSpout, TopologyBuilder
+from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model.records import ComponentTasks, StormBase, TaskTable
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.nimbus.http.pages.flow import TopologyFlow
@@ -46,3 +48,18 @@ def test_a_worker_of_the_release_before_has_no_figures_and_no_findings() -> None
     assert "no figures" in found.picture("", None)
     silent = flow(3, None)
     assert [one.kind for one in silent.findings] == ["silent-master"]
+
+
+def test_a_fused_bolt_says_in_whose_query_it_runs() -> None:
+    builder = TopologyBuilder("wide")
+    args = {"source": "missing_module:lines", "checkpoint": "/c"}
+    builder.set_spout("c00", SparkSpout, args=args, outputs=["line"])
+    for name, source in (("c01", "c00"), ("c02", "c01")):
+        function = {"function": "missing_module:split"}
+        builder.set_bolt(name, SparkBolt, inputs=source, args=function, outputs=["word"])
+    code = Runnable(builder.build(), {})
+    found = TopologyFlow(chain(3), measured(3), code, (), 1000)
+    assert {name: row["fused"] for name, row in found.rows.items()} == {"c00": "", "c01": "c00", "c02": "c00"}
+    assert found.picture("", None).count(">in the query of c00<") == 2
+    apart = TopologyFlow(chain(3), measured(3), Runnable(code.spec, {"topology.spark.fuse": False}), (), 1000)
+    assert "in the query" not in apart.picture("", None)
