@@ -52,11 +52,11 @@ def check_rows(out: str, words: int) -> None:
         raise AssertionError(f"{out} has {total:,} words, not {words:,}")
 
 
-def by_hand(remote: str, folder: str, out: str) -> Callable[[], None]:
+def by_hand(remote: str, home: Path, folder: str, out: str) -> Callable[[], None]:
     """Start the query as a user of Spark alone would; the result stops it."""
     from pyspark.sql import SparkSession
 
-    spark: Any = SparkSession.builder.remote(with_spark_token(remote)).create()
+    spark: Any = SparkSession.builder.remote(with_spark_token(remote, home)).create()
     load = make_loader(_packed())
 
     def whole(frame: Any, batch_id: int) -> None:
@@ -113,7 +113,7 @@ def report(cluster: LocalCluster, folder: Path, *, quick: bool) -> Iterator[tupl
     spark = cluster.endpoints.spark
     assert spark is not None
     ways: dict[str, Callable[[str], Callable[[], None]]] = {
-        "by hand": lambda out: by_hand(spark.remote, source, out),
+        "by hand": lambda out: by_hand(spark.remote, cluster.home, source, out),
         "SparkQuery": lambda out: topology(cluster, "query", source, out),
         "fused chain": lambda out: topology(cluster, "chain", source, out),
     }
@@ -130,7 +130,7 @@ def report(cluster: LocalCluster, folder: Path, *, quick: bool) -> Iterator[tupl
     for target, way in (("query", "SparkQuery"), ("chain", "fused chain")):
         pauses = [pause_after_kill(cluster, target, many, str(folder / f"{target}-k{n}")) for n in range(rounds)]
         yield f"{way}: owner killed -> next batch committed", "goal 10 s", f"{statistics.median(pauses):.1f} s"
-    # Each row of it passes the worker three times: few files, each a fiftieth as long.
+    # Each row of it passes the worker three times: few files, each a fiftieth as long, so that fixed costs count too.
     small = make_files(folder / "small", 4, lines // 50)
     out = str(folder / "apart")
     options = ("--conf", "topology.spark.fuse=false", "--conf", "topology.message.timeout.secs=300")

@@ -63,7 +63,9 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
     It returns the Arrow tables that go to the worker, with their streams: rows that components outside read, and for each
     bolt the ``counts`` of the batch, as JSON. A bolt whose function raises ends the batch; the error names it.
     """
-    load, structs = make_loader(archive), {}
+    load = make_loader(archive)
+    # Of each bolt, once: every question about columns is a request to Spark.
+    structs, checked = dict[str, Any](), set[str]()
 
     def run(frame: Any, batch_id: int) -> list[tuple[str, Any]]:
         import inspect
@@ -108,14 +110,15 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
                     given = frames[source] if given is None else given.union(frames[source])
             if given is None or not part["schema"]:
                 return given
-            if part["name"] not in structs:
-                structs[part["name"]] = frame.sparkSession.createDataFrame([], part["schema"]).schema
-            types = structs[part["name"]]
-            if len(types) != len(given.columns):
-                raise ValueError(
-                    f"it takes {len(types)} columns ({', '.join(types.names)}), its rows have {given.columns}: name as "
-                    "many in schema"
-                )
+            types = structs.get(part["name"])
+            if types is None:
+                types = frame.sparkSession.createDataFrame([], part["schema"]).schema
+                if len(types) != len(given.columns):
+                    raise ValueError(
+                        f"it takes {len(types)} columns ({', '.join(types.names)}), its rows have {given.columns}: name "
+                        "as many in schema"
+                    )
+                structs[part["name"]] = types
             given = given.toDF(*types.names)
             return given.select(*[functions.col(f"`{one.name}`").cast(one.dataType).alias(one.name) for one in types])
 
@@ -130,12 +133,14 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
             result = function(given, **args)
             if result is None:
                 return
-            missing = [name for name in part["outputs"] if name not in getattr(result, "columns", ())]
-            if missing or not part["outputs"]:
+            if part["name"] not in checked:
                 found = getattr(result, "columns", None) or type(result).__name__
-                raise ValueError(
-                    f"it returns {found}, the bolt declares {part['outputs']}: return a DataFrame with these columns, or None"
-                )
+                if not part["outputs"] or not {*part["outputs"]} <= {*found}:
+                    raise ValueError(
+                        f"it returns {found}, the bolt declares {part['outputs']}: return a DataFrame with these columns, "
+                        "or None"
+                    )
+                checked.add(part["name"])
             add(part["name"], result.select(*part["outputs"]), part["stream"])
 
         began, nanos = time.perf_counter_ns(), dict[str, int]()
