@@ -174,7 +174,7 @@ def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
     process = subprocess.Popen(argv, env=psutil.Process(like.pid).environ())
     try:
         eventually(lambda: "s9" in {one["id"] for one in cluster.cli("supervisors")["supervisors"]}, 30, "s9")
-        submit(cluster, "drained")
+        submit(cluster, "drained", rate=50)
         before = cluster.show("drained")
         assert "127.0.0.2" in {worker["host"] for worker in before["workers"]}
         planned = cluster.cli("blacklist", "add", "127.0.0.2", "--drain", "--dry-run")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
 
 
 class Numbers(Spout):
-    """0, 1, 2 ..., each until it is acked; saves how many went out, came back, and failed."""
+    """0, 1, 2 ..., each until it is acked; saves how many went out, came back, and failed.
+
+    Two hundred a second: tests wait for some of them, and for other things most of the time.
+    """
 
     outputs = ["number"]
 
@@ -17,11 +21,15 @@ class Numbers(Spout):
         self._again: list[int] = []
         self._acked: set[int] = set()
         self._failed = 0
+        self._due = 0.0
 
     def _save(self) -> None:
         self.context.state.save({"sent": self._next, "acked": len(self._acked), "failed": self._failed})
 
     def next_tuple(self) -> None:
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + 0.005
         if self._again:
             number = self._again.pop()
         else:
