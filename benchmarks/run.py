@@ -108,7 +108,7 @@ def main() -> None:
         "--only",
         choices=[
             "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
-            "submission", "start", "peers", "pages", "spark",
+            "submission", "start", "peers", "pages", "spark", "spark-faults",
         ],
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
@@ -191,6 +191,15 @@ def main() -> None:
 
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             for metric, reference, ours in leader_report(Path(folder), quick=options.quick):
+                row(metric, reference, ours)
+        if options.only:
+            return
+    if options.only in (None, "spark-faults"):
+        # On clusters of its own: with a standalone Spark, with none.
+        from spark_faults import report as spark_faults_report
+
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            for metric, reference, ours in spark_faults_report(Path(folder), quick=options.quick):
                 row(metric, reference, ours)
         if options.only:
             return

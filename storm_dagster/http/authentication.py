@@ -21,7 +21,7 @@ from storm_dagster.core.authorization import CLUSTER, LIMITED_USER, Caller, Oper
 from storm_dagster.http.responses import error_response, refuse_websocket
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.model.security import Security
-from storm_dagster.model.signing import STREAMED, RequestHead, Verifier, read_token, shown_token
+from storm_dagster.model.signing import RequestHead, Verifier, about_content, read_token, shown_token
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
@@ -123,6 +123,10 @@ def _audited(send: Send, scope: Scope, caller: str) -> Send:
     return watched
 
 
+def _is_open(method: str, path: str) -> bool:
+    return path in _OPEN or bool(_STATIC.fullmatch(path) or (method == "POST" and _WORKERS.fullmatch(path)))
+
+
 class Authentication:
     """Middleware that admits only requests of authenticated and authorized callers."""
 
@@ -133,8 +137,10 @@ class Authentication:
         conf: Mapping[str, Any],
         topology_conf: TopologyConf,
         challenge: str = "Bearer",
+        administrators_only: bool = False,
     ) -> None:
         self._challenge = challenge
+        self._administrators_only = administrators_only
         self._app = app
         self._security = security
         self._conf = conf
@@ -148,9 +154,7 @@ class Authentication:
         if (
             scope["type"] not in ("http", "websocket")
             or not self._security.configured
-            or scope["path"] in _OPEN
-            or _STATIC.fullmatch(scope["path"])
-            or (scope["method"] == "POST" and _WORKERS.fullmatch(scope["path"]))
+            or (not self._administrators_only and _is_open(scope["method"], scope["path"]))
         ):
             events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
             await self._app(scope, receive, send if events else _audited(send, scope, "anyone"))
@@ -165,9 +169,7 @@ class Authentication:
             return
         state = scope.setdefault("state", {})
         state[_STATE] = caller
-        await self._app(
-            scope, _signed_body(receive, state.get(_BODY, STREAMED)), _audited(send, scope, f"user {caller}")
-        )
+        await self._app(scope, _signed_body(receive, state.get(_BODY)), _audited(send, scope, f"user {caller}"))
 
     def _identify(self, scope: Scope) -> Caller:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
@@ -177,7 +179,8 @@ class Authentication:
         if self._verifier is not None and shown.startswith("Storm "):
             query = scope["query_string"].decode()
             path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-            target = RequestHead(scope["method"], headers.get(b"host", ""), path)
+            about = about_content((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+            target = RequestHead(scope["method"], headers.get(b"host", ""), path, about)
             scope.setdefault("state", {})[_BODY] = self._verifier.check(shown, target)
             caller = CLUSTER
         elif self._verifier is not None and (token := shown_token(shown)) is not None:
@@ -200,6 +203,10 @@ class Authentication:
         return acting
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
+        if self._administrators_only:
+            raise NotAuthorized(
+                f"{caller} may not: this is for administrators (`storm-dagster token create --scope admin`)"
+            )
         if caller.scope is not None:
             if not allows(caller.scope, scope["method"], scope["path"]):
                 raise NotAuthorized(
@@ -223,9 +230,9 @@ class Authentication:
         await answer(scope, receive, send)
 
 
-def _signed_body(receive: Receive, expected: str) -> Receive:
+def _signed_body(receive: Receive, expected: str | None) -> Receive:
     """``receive`` that ends a body whose hash is another than the signed one before anybody has seen its end."""
-    if expected == STREAMED:
+    if expected is None:
         return receive
     hashed = hashlib.sha256()
 

@@ -145,7 +145,9 @@ class Fingerprint:
                 folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
                 paths += [os.path.join(folder, name) for name in files if name.endswith(_WATCHED)]
         found: dict[str, tuple[int, int]] = {}
-        for path in [*dict.fromkeys(paths)][: max(len(self._loaded), _MOST_FILES)]:
+        for path in dict.fromkeys(paths):
+            if len(found) >= _MOST_FILES and path not in self._loaded:
+                break
             with contextlib.suppress(OSError):
                 status = os.stat(path)
                 found[path] = (status.st_mtime_ns, status.st_size)

@@ -1,6 +1,6 @@
 """Proof of the cluster's secret without sending it: signed requests, and tokens for whoever cannot sign.
 
-A signature covers method, path with query, host, body, time and a number that is used once. A token names its scope and
+A signature covers method, path with query, host, body, what headers say of it, time and a number that is used once. A token names its scope and
 when it expires. Whoever listens to either learns nothing of the secret, and cannot change what was asked.
 """
 
@@ -11,7 +11,7 @@ import re
 import secrets as random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -22,12 +22,10 @@ Scope = Literal["metrics", "read", "operate", "admin"]
 topologies, too; ``admin``: everything."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-STREAMED = "-"
-"""Hash of a body that is not known when its head is sent; uploads are compared by the hash of what arrived."""
 _SKEW_SECS = 120
 _MOST_NONCES = 1_000_000
 _SIGNATURE = re.compile(
-    r"Storm (?P<time>\d{1,12})\.(?P<nonce>[0-9a-f]{32})\.(?P<body>[0-9a-f]{64}|-)\.(?P<mac>[0-9a-f]{64})"
+    r"Storm (?P<time>\d{1,12})\.(?P<nonce>[0-9a-f]{32})\.(?P<body>[0-9a-f]{64})\.(?P<mac>[0-9a-f]{64})"
 )
 _TOKEN = re.compile(
     r"sdt\.(?P<claims>(?P<scope>[a-z]+)\.(?P<expires>\d{1,12})\.(?P<id>[0-9a-f]{8}))\.(?P<mac>[0-9a-f]{64})"
@@ -42,6 +40,14 @@ class RequestHead:
     host: str
     path: str
     """Percent-encoded, with the query."""
+    about: str = ""
+    """Of :func:`about_content`."""
+
+
+def about_content(headers: Iterable[tuple[str, str]]) -> str:
+    """What headers say of a content and of who sends it, ``X-Content-*`` and ``X-Storm-*``, as a signature covers it."""
+    named = ((name.lower(), value) for name, value in headers)
+    return "\n".join(sorted(f"{name}: {value}" for name, value in named if name.startswith(("x-content-", "x-storm-"))))
 
 
 def body_hash(body: bytes) -> str:
@@ -56,27 +62,31 @@ def _mac(secret: str, purpose: str, *parts: str) -> str:
 
 
 def sign(secret: str, target: RequestHead, body: str, now: float | None = None) -> str:
-    """The header ``Authorization`` of a request; ``body`` is :func:`body_hash` or :data:`STREAMED`."""
+    """The header ``Authorization`` of a request; ``body`` is the :func:`body_hash` of what is sent."""
     when, nonce = str(int(time.time() if now is None else now)), random.token_hex(16)
-    mac = _mac(secret, "request", target.method, target.host, target.path, body, when, nonce)
+    mac = _mac(secret, "request", target.method, target.host, target.path, target.about, body, when, nonce)
     return f"Storm {when}.{nonce}.{body}.{mac}"
 
 
 def signer(secret: str, *, tls: bool) -> Callable[[Any], Any]:
     """The ``auth`` of an httpx client. ``/healthz`` is asked without; with ``tls`` nothing is sent in the clear.
 
-    A request that has the header already keeps it. :class:`InvalidRequest` for ``http`` in a cluster with TLS.
+    A request that has the header already keeps it. Of a body that is sent as it is made, ``X-Content-SHA256`` is signed.
+    :class:`InvalidRequest` for ``http`` in a cluster with TLS, and for such a body without that header.
     """
 
     def authenticate(request: Any) -> Any:
         if tls and request.url.scheme != "https":
             raise InvalidRequest(f"{request.url.copy_with(query=None)} is not https, and this cluster has storm.tls.*")
         if request.url.path != "/healthz" and "Authorization" not in request.headers:
-            target = RequestHead(request.method, request.headers["Host"], request.url.raw_path.decode("ascii"))
+            path, about = request.url.raw_path.decode("ascii"), about_content(request.headers.items())
+            target = RequestHead(request.method, request.headers["Host"], path, about)
             try:
                 body = body_hash(request.content)
-            except RuntimeError:  # Not read: it is sent as it is made.
-                body = STREAMED
+            except RuntimeError as error:  # Not read: it is sent as it is made.
+                body = request.headers.get("X-Content-SHA256")
+                if body is None:
+                    raise InvalidRequest("a body that is sent in parts needs X-Content-SHA256, its hash") from error
             request.headers["Authorization"] = sign(secret, target, body)
         return request
 
@@ -100,7 +110,7 @@ class Verifier:
         if found is None:
             raise NotAuthenticated("the signature of the request is damaged: use a client of this release")
         when, nonce, body, mac = found["time"], found["nonce"], found["body"], found["mac"]
-        parts = (target.method, target.host, target.path, body, when, nonce)
+        parts = (target.method, target.host, target.path, target.about, body, when, nonce)
         if not any(hmac.compare_digest(_mac(secret, "request", *parts), mac) for secret in self._secrets):
             raise NotAuthenticated(
                 "the request is signed with another secret, or was changed on its way: compare storm.secret"
@@ -111,8 +121,6 @@ class Verifier:
             )
         if not self._is_first(nonce, now):
             raise NotAuthenticated("the request was seen before: send it again with a new signature")
-        if body == STREAMED and target.method != "PUT":
-            raise NotAuthenticated(f"the body of a {target.method} must be signed: only uploads are streamed")
         return body
 
     def _is_first(self, nonce: str, now: float) -> bool:

@@ -112,10 +112,9 @@ def _find(name: str, numbers: bool = False) -> WorkerUser | None:
     # Not at the top: the command line says on every system that a supervisor needs Linux.
     import pwd
 
-    if numbers and name.isdecimal():
-        return WorkerUser(name, int(name), int(name))
+    number = int(name) if numbers and name.isdecimal() else None
     try:
-        entry = pwd.getpwnam(name)
-    except (KeyError, ValueError):
-        return None
+        entry = pwd.getpwnam(name) if number is None else pwd.getpwuid(number)
+    except (KeyError, ValueError, OverflowError):
+        return None if number is None else WorkerUser(name, number, number)
     return WorkerUser(entry.pw_name, entry.pw_uid, entry.pw_gid)

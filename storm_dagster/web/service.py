@@ -73,9 +73,9 @@ class JsonOnly:
         await (self._app if refusal is None else error_response(refusal))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> InvalidRequest | None:
+        if scope["path"].rstrip("/") == "/graphql" and scope.get("query_string"):
+            return InvalidRequest("GraphQL in an address is refused: POST it as application/json")
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            if scope["path"].rstrip("/") == "/graphql" and scope.get("query_string"):
-                return InvalidRequest("GraphQL in an address is refused: POST it as application/json")
             return None
         kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
         if kind.partition(b";")[0].strip().lower() != b"application/json":
@@ -86,7 +86,8 @@ class JsonOnly:
 def guard_application(app: ASGIApp, conf: Any, host: str) -> ASGIApp:
     """``app`` for pages of its own origin and programs; with a secret or TLS for administrators alone."""
     named = host_of(urlsplit(conf.get("dagster.graphql.url") or "").netloc)
-    asked = Authentication(JsonOnly(app), Security.of(conf), conf, lambda name: None, challenge=BASIC)
+    security = Security.of(conf)
+    asked = Authentication(JsonOnly(app), security, conf, lambda name: None, challenge=BASIC, administrators_only=True)
     return Guard(asked, hosts=allowed_hosts([host, named]), headers=_HEADERS)
 
 

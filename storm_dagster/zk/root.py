@@ -114,9 +114,13 @@ def secure_root(session: ZkSession, progress: Callable[[int], None] = lambda don
 
 
 def close_top(session: ZkSession) -> None:
-    """Keep all but the session's users from creating nodes beside the root; for a ZooKeeper of this cluster alone."""
+    """Keep all but the session's users from changing nodes beside the root; for a ZooKeeper of this cluster alone.
+
+    The server makes nodes of its own, which are open to everyone until then.
+    """
     acl = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
-    session.call(lambda client: client.set_acls_async("/", acl), "the ACL of /")
+    for node in ("/zookeeper/quota", "/zookeeper", "/"):
+        session.call(lambda client, node=node: client.set_acls_async(node, acl), f"the ACL of {node}")
 
 
 def _place(state: ClusterState) -> str:

@@ -1,18 +1,30 @@
-"""An update by a limited user keeps the owner of the topology."""
+"""Whose topology a call means, and whose it stays."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from storm_dagster.model.errors import NotAuthorized
+from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.submit.staging import read_topology, upload_key
 from storm_dagster.operations.submit.submission import stage_conf, update_differences
 from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
+
+
+def test_an_id_is_found_before_a_name(world: World) -> None:
+    world.submit("wc")
+    view = world.cluster.load_view()
+    (mine,) = view.topologies.values()
+    named = mine.base.model_copy(update={"name": mine.id})
+    other = dataclasses.replace(mine, id="other-2-2", base=named)
+    both = dataclasses.replace(view, topologies={other.id: other, mine.id: mine})
+    assert topology_by_name(both, mine.id) is mine and topology_by_name(both, other.id) is other
 
 
 def test_an_update_of_a_limited_user_keeps_the_owner(world: World) -> None:

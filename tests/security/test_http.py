@@ -6,6 +6,7 @@ import datetime
 import logging
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -14,9 +15,11 @@ import trustme
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.model.security import Security
-from storm_dagster.model.signing import RequestHead, Scope, body_hash, make_token, sign
+from storm_dagster.model.signing import RequestHead, Scope, about_content, body_hash, make_token, sign
+from storm_dagster.supervisor.log_service import LogService
 from storm_rigs.secured_nimbus import SecuredNimbus
 
 pytestmark = pytest.mark.zookeeper
@@ -61,6 +64,24 @@ def test_with_a_secret_only_who_shows_it_is_served(
     assert SECRET not in caplog.text and "refused GET" in caplog.text
 
 
+def test_a_supervisors_logs_need_a_proof(tmp_path: Path) -> None:
+    service = LogService(load_cluster_conf(None, {"storm.secret": SECRET, "supervisor.http.port": 0}), tmp_path, "s1")
+    service.start(lambda: ())
+    try:
+        options = {"base_url": service.url, "timeout": 20}
+        with (
+            httpx.Client(**options, **Security().client_options()) as outsider,
+            httpx.Client(**options, **Security(SECRET).client_options()) as friend,
+        ):
+            assert outsider.get("/healthz").json()["status"] == "ok"
+            for method, path in (("GET", "/v1/workers"), ("POST", "/v1/workers/1/restart"), ("GET", "/no/such/path")):
+                assert outsider.request(method, path).status_code == 401
+                assert friend.request(method, path).status_code != 401
+            assert friend.get("/v1/workers").json() == {"workers": []}
+    finally:
+        service.stop()
+
+
 _ASKED = {
     "metrics": [("GET", "/metrics")],
     "read": [("GET", "/v1/topologies"), ("GET", "/v1/cluster"), ("GET", "/v1/topologies/x")],
@@ -89,6 +110,20 @@ def test_a_changed_body_is_refused_before_anything_is_done(start_nimbus: Callabl
             refused = client.post("/v1/blacklist", content=content, headers={"Authorization": header})
             assert refused.status_code == 401, refused.text
         assert friend.get("/v1/blacklist").json() == {"hosts": []}
+
+
+def test_a_changed_upload_is_refused_and_nothing_is_stored(start_nimbus: Callable[..., SecuredNimbus]) -> None:
+    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
+    with nimbus.client(Security()) as client, nimbus.client() as friend:
+        about = about_content([("X-Content-SHA256", body_hash(b"good"))])
+        signed = RequestHead("PUT", httpx.URL(nimbus.url).netloc.decode(), "/v1/blobs/k", about)
+        for announced, sent, status in ((b"good", b"evil", 401), (b"evil", b"evil", 401), (b"good", b"good", 201)):
+            headers = {"Authorization": sign(SECRET, signed, body_hash(b"good"))}
+            headers["X-Content-SHA256"] = body_hash(announced)
+            assert friend.get("/v1/blobs/k").status_code == 404
+            answer = client.put("/v1/blobs/k", content=iter([sent[:2], sent[2:]]), headers=headers)
+            assert answer.status_code == status, answer.text
+        assert friend.get("/v1/blobs/k").content == b"good"
 
 
 def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Callable[..., SecuredNimbus]) -> None:

@@ -73,6 +73,9 @@ def zookeeper(port, root):
         "change": lambda: client.set(f"{root}/epoch", b""),
         "create": lambda: client.create(f"{root}/topology/forged", b""),
         "create beside": lambda: client.create("/forged", b""),
+        "change the server's": lambda: client.set("/zookeeper", b""),
+        "create below the server's": lambda: client.create("/zookeeper/forged", b""),
+        "create a quota": lambda: client.create("/zookeeper/quota/forged", b""),
         "delete": lambda: client.delete(f"{root}/cluster_id"),
     }.items():
         # Only a refusal is one: a connection that a busy machine lost says nothing.

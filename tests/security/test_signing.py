@@ -13,9 +13,9 @@ from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.model.security import Security
 from storm_dagster.model.signing import (
     SCOPES,
-    STREAMED,
     RequestHead,
     Verifier,
+    about_content,
     body_hash,
     make_token,
     read_token,
@@ -72,13 +72,6 @@ def test_no_signature_counts_again_while_it_is_young_enough() -> None:
                     verifier.check(former, TARGET, NOW + at)
 
 
-def test_only_uploads_are_streamed() -> None:
-    with pytest.raises(NotAuthenticated, match="must be signed"):
-        Verifier((SECRET,)).check(sign(SECRET, TARGET, STREAMED, NOW), TARGET, NOW)
-    put = dataclasses.replace(TARGET, method="PUT")
-    assert Verifier((SECRET,)).check(sign(SECRET, put, STREAMED, NOW), put, NOW) == STREAMED
-
-
 def test_the_former_secret_counts_while_it_is_changed() -> None:
     new = SECRET + "-new"
     for used in (SECRET, new):
@@ -121,14 +114,20 @@ def test_clients_sign_and_send_nothing_where_nothing_is_asked() -> None:
         client.get("http://n:1/healthz")
         client.get("http://n:1/v1/a b", params={"q": "ü&"})
         client.post("http://n:1/v1/x", json={"a": 1})
-        client.put("http://n:1/v1/y", content=iter([b"1", b"2"]))
+        hashed = {"X-Content-SHA256": body_hash(b"12"), "X-Storm-Epoch": "7"}
+        client.put("http://n:1/v1/y", content=iter([b"1", b"2"]), headers=hashed)
         client.get("http://n:1/v1/z", headers={"Authorization": "Bearer own"})
+        with pytest.raises(InvalidRequest, match="needs X-Content-SHA256"):
+            client.put("http://n:1/v1/y", content=iter([b"1", b"2"]))
     assert "Authorization" not in seen[0].headers and seen[4].headers["Authorization"] == "Bearer own"
-    for request, body in ((seen[1], b""), (seen[2], seen[2].content), (seen[3], None)):
-        target = RequestHead(request.method, request.headers["Host"], request.url.raw_path.decode())
-        expected = STREAMED if body is None else body_hash(body)
-        assert Verifier((SECRET,)).check(request.headers["Authorization"], target) == expected
+    for request, body in ((seen[1], b""), (seen[2], seen[2].content), (seen[3], b"12")):
+        path, about = request.url.raw_path.decode(), about_content(request.headers.items())
+        target = RequestHead(request.method, request.headers["Host"], path, about)
+        assert Verifier((SECRET,)).check(request.headers["Authorization"], target) == body_hash(body)
         assert SECRET not in str(request.headers)
+        changed = dataclasses.replace(target, about=about.replace("7", "8") + "x-content-by-hash: true")
+        with pytest.raises(NotAuthenticated, match="was changed on its way"):
+            Verifier((SECRET,)).check(request.headers["Authorization"], changed)
 
 
 def test_with_tls_nothing_is_sent_in_the_clear() -> None:

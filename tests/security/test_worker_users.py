@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -200,6 +201,15 @@ def test_nobody_runs_as_root_or_as_a_service(submitter: str | None, configured: 
     with pytest.raises(InvalidTopology, match=says):
         worker_user(conf, {"topology.submitter.user": submitter})
     assert worker_user(default_conf(), {"topology.submitter.user": submitter}) is None
+
+
+def test_a_user_that_is_named_by_its_number_has_its_own_group() -> None:
+    conf = {**default_conf(), "supervisor.run.worker.as.user": True}
+    known = next(each for each in pwd.getpwall() if each.pw_uid and each.pw_gid != each.pw_uid)
+    unknown = next(number for number in range(60_000, 0, -1) if number not in {each.pw_uid for each in pwd.getpwall()})
+    for number, group in ((known.pw_uid, known.pw_gid), (unknown, unknown)):
+        user = worker_user({**conf, "supervisor.worker.user": str(number)}, {})
+        assert user is not None and (user.uid, user.gid) == (number, group)
 
 
 def test_a_home_that_workers_cannot_enter_is_refused(tmp_path: Path) -> None:

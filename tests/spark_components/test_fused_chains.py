@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 import zipfile
@@ -149,7 +150,9 @@ def parquet_rows(folder: Path) -> Counter[str]:
     import pyarrow.parquet as parquet
 
     found: Counter[str] = Counter()
-    for path in folder.rglob("*.parquet"):
+    # Not with pathlib, which does not bear that Spark removes a folder meanwhile.
+    paths = [Path(where, name) for where, _, names in os.walk(folder) for name in names if name.endswith(".parquet")]
+    for path in paths:
         # A file that Spark is writing counts the next time.
         with contextlib.suppress(OSError, ValueError):
             found.update(row["row"] for row in parquet.ParquetFile(path).read().to_pylist())

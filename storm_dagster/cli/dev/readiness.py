@@ -129,13 +129,13 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
 
     merged = cluster_conf().with_values(conf, "dev")
     with closing(open_session(merged.values)) as session:
-        if known is None:
-            if session.users is not None:
-                close_top(session)
-            create_cluster_root(ZooKeeperClusterState(session), fresh_id)
-        elif session.users is not None:
+        if known is not None and session.users is not None:
             # The tree may be of an earlier release, or of another secret.
             secure_root(session)
+        if session.users is not None:
+            close_top(session)
+        if known is None:
+            create_cluster_root(ZooKeeperClusterState(session), fresh_id)
     try:
         with StormClusterState.open(merged.values) as state:
             found = state.cluster_id()

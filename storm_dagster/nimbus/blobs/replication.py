@@ -63,8 +63,11 @@ class Replicator:
         self._open = open_blob
         self._wait_secs = min(wait_secs, LONGEST_WAIT_SECS)
         self._absent = absent
+        # What is signed for one peer is sent to no other.
         self._http = httpx.Client(
-            timeout=httpx.Timeout(read_timeout_secs, connect=2.0), **(security or Security()).client_options()
+            timeout=httpx.Timeout(read_timeout_secs, connect=2.0),
+            follow_redirects=False,
+            **(security or Security()).client_options(),
         )
         self._lock = threading.Lock()
         # A pool for each peer: one that hangs holds up nobody else.

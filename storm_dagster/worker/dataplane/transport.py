@@ -60,8 +60,6 @@ _ROUTER = {zmq.LINGER: 0, zmq.RCVHWM: _RECEIVE_FRAMES, zmq.RCVBUF: _SOCKET_BYTES
 _DEALER = {
     **{zmq.LINGER: 0, zmq.SNDHWM: _SEND_FRAMES, zmq.SNDBUF: _SOCKET_BYTES, zmq.IMMEDIATE: 1},
     **{zmq.RECONNECT_IVL: 20, zmq.RECONNECT_IVL_MAX: _RECONNECT_MILLIS},
-    # Not those of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
-    **{zmq.HEARTBEAT_IVL: _PING_MILLIS, zmq.HEARTBEAT_TIMEOUT: _SILENT_MILLIS, zmq.HEARTBEAT_TTL: _SILENT_MILLIS},
 }
 
 KINDS = ("inits", "acks", "fails", "losses")
@@ -279,7 +277,10 @@ class Transport:
         for slot, address in addresses.items():
             peer = self.peers.get(slot)
             if peer is None:
-                socket = self._socket(zmq.DEALER, _DEALER)
+                # Not of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
+                beat = {zmq.HEARTBEAT_IVL: _PING_MILLIS, zmq.HEARTBEAT_TIMEOUT: _SILENT_MILLIS}
+                beat[zmq.HEARTBEAT_TTL] = _SILENT_MILLIS
+                socket = self._socket(zmq.DEALER, {**_DEALER, **beat})
                 secure_client(socket, self._link_key)
                 socket.connect(f"tcp://{address}")
                 peer = self.peers[slot] = Peer(slot, address, socket)
