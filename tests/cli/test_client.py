@@ -264,3 +264,6 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
 def test_a_seed_may_be_a_host_an_address_or_a_url() -> None:
     conf = load_cluster_conf(None, {"nimbus.seeds": ["a", "b:1", "http://c:2/"], "nimbus.http.port": 9})
     assert seed_urls(conf) == ["http://a:9", "http://b:1", "http://c:2"]
+    # With TLS nothing goes to http unless somebody wrote it, and then the client refuses to.
+    secured = conf.with_values({"storm.tls.cert": "cert.pem"}, "test")
+    assert seed_urls(secured) == ["https://a:9", "https://b:1", "http://c:2"]

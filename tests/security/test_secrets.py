@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ from storm_dagster.model.conf import (
     mask,
     parse_assignments,
 )
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.security import Security
+from storm_dagster.model.signing import read_token
 from storm_dagster.model.spark_remote import spark_token, with_spark_token
+from storm_dagster.testing.cluster import run_cli
 
 SECRET = "a-secret-planted-for-tests-4711"
 
@@ -130,6 +134,21 @@ def test_errors_name_the_key_and_not_the_value(tmp_path: Path, value: object) ->
     assert path.name in refused.value.message and "planted" not in refused.value.message
 
 
+def test_the_verb_makes_tokens_of_the_secret(tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").touch(mode=0o600)
+    (tmp_path / "storm.yaml").write_text(f"storm.secret: {SECRET}\n")
+    made = run_cli("token", "create", "--scope", "read", "--expires", "2h", "--json", home=tmp_path).document
+    scope, _ = read_token((SECRET,), made["token"], made["expires"] - 1)
+    assert (scope, made["scope"]) == ("read", "read") and 0 <= time.time() + 7200 - made["expires"] < 600
+    with pytest.raises(NotAuthenticated, match="expired"):
+        read_token((SECRET,), made["token"], made["expires"] + 1)
+    with pytest.raises(InvalidRequest, match="is no time"):
+        run_cli("token", "create", "--scope", "read", "--expires", "0h", "--json", home=tmp_path).check()
+    (tmp_path / "storm.yaml").write_text("{}")
+    with pytest.raises(InvalidRequest, match="has no secret"):
+        run_cli("token", "create", "--scope", "read", "--json", home=tmp_path).check()
+
+
 def test_a_command_line_takes_no_secret() -> None:
     with pytest.raises(InvalidRequest, match=r"storm\.secret\.file") as refused:
         parse_assignments([f"storm.secret={SECRET}"])
@@ -185,7 +204,9 @@ def test_services_beyond_loopback_need_a_setting_and_a_proof(needs: Any) -> None
 
 def test_tls_files_must_belong_together(tmp_path: Path, certificate: Callable[..., dict[str, str]]) -> None:
     tls = certificate()
-    assert Security.of(conf().with_values(tls, "t")).tls
+    whole = Security.of(conf().with_values(tls, "t"))
+    contexts = (whole.client_context(), whole.server_context())
+    assert whole.tls and all(one.minimum_version == ssl.TLSVersion.TLSv1_2 for one in contexts)
     with pytest.raises(InvalidRequest, match="both or none"):
         Security.of(conf(storm__tls__cert=tls["storm.tls.cert"]))
     with pytest.raises(InvalidRequest, match=r"storm\.tls\.ca"):
