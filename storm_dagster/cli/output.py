@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# JSON itself escapes those below.
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def plain(text: object) -> str:
@@ -19,8 +21,8 @@ def plain(text: object) -> str:
 
 
 def print_json(document: Any) -> None:
-    """The one JSON document of a verb."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    """The one JSON document of a verb; nothing in it drives the terminal."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str).translate(_ESCAPED))
 
 
 def say(as_json: bool, document: Any, text: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from storm_dagster.cli import cluster_verbs
 from storm_dagster.cli.options import Invocation
-from storm_dagster.cli.output import Steps
+from storm_dagster.cli.output import Steps, plain, print_json, say
 from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint, cluster_conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.processes import RunFile, start_ticks
@@ -65,6 +65,17 @@ def test_every_verb_has_help_and_the_common_options() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert {"--dry-run", "--wait"} <= {option for parameter in command.params for option in parameter.opts}
+
+
+def test_no_text_of_others_drives_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"error": "".join(map(chr, range(0x100))) + "\u4e2d"}
+    for write in (lambda: print_json(told), lambda: say(False, {}, plain(told["error"]))):
+        write()
+        printed = capsys.readouterr().out
+        assert not [each for each in printed if (ord(each) < 0x20 and each not in "\t\n") or 0x7F <= ord(each) < 0xA0]
+        assert "é" in printed and "\u4e2d" in printed
+    print_json(told)
+    assert json.loads(capsys.readouterr().out) == told
 
 
 def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
