@@ -97,7 +97,7 @@ test-all: java chromium promtool $(TEST) compat
 # KAFKA_LONG=1: a million records and twenty kills.
 test-kafka: java $(TEST)
 	@[ -n "$$KAFKA_BOOTSTRAP" ] || { echo "name a broker that tests may use: KAFKA_BOOTSTRAP=host:port make test-kafka" >&2; exit 1; }
-	$(PYTEST) -q -s tests/connectors -k "kafka" $(ARGS)
+	$(PYTEST) -q -s tests/connectors -k "kafka or topic" $(if $(KAFKA_LONG),,-m "not long") $(ARGS)
 
 # The containers of docker/ on a Docker engine: every kind of them killed, paused and cut off while a topology writes down
 # every number. SHORT=1: up, a word count, one host killed, down. FAULTS as above (run.py --list names all), ROUNDS=3:

@@ -135,7 +135,7 @@ class FunctionSpout(_Function, ReliableSpout):
     """A spout that emits what a generator yields; made by :func:`spout`.
 
     A tuple that fails is emitted again from memory, at most ``max_fails`` times. The generator starts from its beginning when
-    its task starts again: one that shall go on keeps its position in ``context.state``, or is a :class:`Spout`.
+    it has raised, and when its task starts again: one that shall go on keeps its position in ``context.state``, or is a :class:`Spout`.
     """
 
     _supplied = ("context",)
@@ -149,7 +149,12 @@ class FunctionSpout(_Function, ReliableSpout):
         if self._items is None:
             given = dict.fromkeys(self._supplied, self.context)
             self._items = iter(self.function(**self._args, **given))
-        item = next(self._items, None)
+        try:
+            item = next(self._items, None)
+        except BaseException:
+            # A generator that has raised yields nothing any more.
+            self._items = None
+            raise
         if item is None:
             return
         self._sent += 1

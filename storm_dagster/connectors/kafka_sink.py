@@ -43,7 +43,7 @@ class KafkaSink:
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect; with an owner, fence its earlier producers, whose open transaction is aborted."""
         with client_library("kafka"):
-            from confluent_kafka import Consumer, Producer, TopicPartition
+            from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
         settings = client_settings(conf, self._prefix)
         # Brokers count more than key and value.
         self._most_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
@@ -55,6 +55,8 @@ class KafkaSink:
         self._group = Consumer({**settings, "group.id": owner, "enable.auto.commit": False})
         self._token = TopicPartition(self._topic, 0)
         (committed,) = self._group.committed([self._token], _SECS)
+        if committed.error is not None:
+            raise KafkaException(committed.error)
         return max(committed.offset, 0)
 
     def write(self, rows: Sequence[Row], token: int) -> None:

@@ -92,6 +92,7 @@ class KafkaSource(Source):
         self._waiting: set[str] = set()
         """Partitions whose position is asked for, or lost."""
         self._paused: set[str] = set()
+        self._may_write = context.may_write
         self._wanted: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._ends: dict[str, int] = {}
@@ -120,9 +121,9 @@ class KafkaSource(Source):
                 self._errors.append(self._readable(error))
         if self._answer is None and self._asked:
             what, question, then = self._asked.popleft()
-            future = Future()
-            self._answer = (what, future, then)
+            future: Future[Any] = Future()
             Thread(target=_fulfill, args=(future, question), name=f"kafka-{what}", daemon=True).start()
+            self._answer = (what, future, then)
 
     def _readable(self, error: Any) -> Exception:
         inner = error.args[0] if isinstance(error, self._kafka.KafkaException) else error
@@ -150,6 +151,9 @@ class KafkaSource(Source):
             lambda: [self._asker.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
             self._on_topics,
         )
+        if names := [self._at(name) for name in self._wanted]:
+            # A commit of a reader before, which was on its way, may have come after ours.
+            self._ask("stored", lambda: self._asker.committed(names, timeout=_ASK_SECS), self._on_commit)
         self._serve()
         return self._known
 
@@ -177,6 +181,8 @@ class KafkaSource(Source):
         """(partition, committed offset, first, end, where to start) of each; it waits."""
         found, consumer = [], self._asker
         for one in consumer.committed([self._at(name) for name in names], timeout=_ASK_SECS):
+            if one.error is not None:
+                raise self._kafka.KafkaException(one.error)
             first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
             name, start = _name_of(one.topic, one.partition), cast("Any", self.start)
             if one.offset < 0 and start not in ("earliest", "latest"):
@@ -262,7 +268,7 @@ class KafkaSource(Source):
     def _on_commit(self, offsets: Sequence[Any]) -> None:
         for one in offsets:
             if one.error is None:
-                self._stored[_name_of(one.topic, one.partition)] = one.offset
+                self._stored[_name_of(one.topic, one.partition)] = max(0, one.offset)
             else:
                 self._errors.append(self._readable(one.error))
 
@@ -289,8 +295,12 @@ class KafkaSource(Source):
         """Store what is to be committed, unless the brokers need longer than two seconds, and close the consumer."""
         until = time.monotonic() + _CLOSE_SECS
         self._asked.clear()
+        self._errors.clear()
         while True:
-            self.commit({})
+            # Who has lost the task stores nothing over what its next owner stores.
+            if self._may_write() and not self._errors:
+                self.commit({})
+            self._serve()
             left = until - time.monotonic()
             last = [self._answer[1]] if self._answer is not None else []
             if not last or left <= 0 or not wait(last, left).done:

@@ -9,7 +9,7 @@ import msgspec
 
 from storm_dagster.api.spouts import Spout
 from storm_dagster.connectors.sources import Lag, Source
-from storm_dagster.connectors.tracking import OpenRecord, Retries, SourceRecord, Tracker
+from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceRecord, Tracker
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import reader_of
 
@@ -24,6 +24,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 _NOTHING = object()
 _BATCH = 500
 _COMMIT_SECS, _LAG_SECS, _ERROR_SECS = 1.0, 2.0, 60.0
+_LOOP_SECS, _THREAD_SECS = 0.004, 0.02
+"""Longest turn without a tuple: after it the task pauses for about as long."""
 _MOST_LAGS = 100
 """Partitions of a task whose lag is shown: those with the most records."""
 
@@ -56,16 +58,18 @@ class SourceSpout(Spout):
     """How a value becomes a tuple. With one output field the decoded value is emitted, with several its entries of
     their names. What cannot be decoded is a dead letter at once."""
     max_open: ClassVar[int] = 1000
-    """Bound on open records per partition: then the partition is not read, and others are."""
+    """Bound on open records per partition: then the partition is not read, and others are. Nor is it read further than
+    ten times as many records after the first open one."""
     retries: ClassVar[Retries] = Retries()
     on_poison: ClassVar[Literal["dead_letter", "block", "skip"]] = "dead_letter"
     """What becomes of a record that failed more often than ``retries.most``: a dead letter; or it is emitted again for
-    ever, and its partition stops at ``max_open``; or it is logged and dropped."""
+    ever, and its partition stops ten times ``max_open`` records after it; or it is logged and dropped."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "source"):
-            cls.blocking = cls.source.blocking
+            # Kept positions are files of the state, which may lie on storage that is slow.
+            cls.blocking = cls.source.blocking or not cls.source.keeps_positions
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,13 +102,19 @@ class SourceSpout(Spout):
     # -- reading ------------------------------------------------------------------------------------------
 
     def next_tuple(self) -> None:
-        """Emit one record."""
-        one = self._tracker.take(time.monotonic())
-        if one is None:
-            self._fill(time.monotonic())
+        """Emit one record. Those before it that are skipped, or dead letters at once, cost no turn."""
+        until = 0.0
+        while True:
             one = self._tracker.take(time.monotonic())
-        if one is not None:
-            self._emit_record(one)
+            if one is None:
+                self._fill(time.monotonic())
+                one = self._tracker.take(time.monotonic())
+            if one is None or self._emit_record(one):
+                return
+            now = time.monotonic()
+            until = until or now + (_THREAD_SECS if self.blocking else _LOOP_SECS)
+            if now >= until:
+                return
 
     def _fill(self, now: float) -> None:
         if now >= self._next_refresh:
@@ -157,7 +167,8 @@ class SourceSpout(Spout):
             return [decoded[name] for name in self._fields]
         return decoded
 
-    def _emit_record(self, one: OpenRecord) -> None:
+    def _emit_record(self, one: OpenRecord) -> bool:
+        """``False``: there was nothing to emit."""
         record = one.record
         try:
             values = self.values(record)
@@ -165,15 +176,16 @@ class SourceSpout(Spout):
             # It will be no better the next time.
             self._tracker.fail(one, time.monotonic())
             self._poisoned(one, error)
-            return
+            return False
         if values is None:
             self._finish(one)
-            return
+            return False
         try:
             self.emit(values, one)
         except Exception as error:
             self.raise_exception(error)
             self._failed(one, error)
+        return True
 
     # -- verdicts -----------------------------------------------------------------------------------------
 
@@ -209,7 +221,8 @@ class SourceSpout(Spout):
                 self._finish(one)
         elif not one.reported:
             one.reported = True
-            then = f"its partition stops at {self._tracker.max_open} open records (on_poison of the source is block)"
+            most = SPAN * self._tracker.max_open
+            then = f"its partition stops {most} records after it (on_poison of the source is block)"
             self.raise_exception(RuntimeError(f"{one} failed {one.tries} times and is tried for ever: {then}"))
 
     # -- clock --------------------------------------------------------------------------------------------

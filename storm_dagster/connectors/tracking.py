@@ -1,8 +1,8 @@
 """Which records of a source are finished, and up to which position each partition is: pure, time is an argument.
 
 The position after the longest run of finished records, in reading order, may be committed. Positions are never computed,
-so that gaps (compaction, transaction markers) mean nothing. A failed record is emitted again from memory; the bound on open
-records stops reading, never a retry.
+so that gaps (compaction, transaction markers) mean nothing. A failed record is emitted again from memory; the bounds on open
+records, and on what is read after one of them, stop reading, never a retry.
 """
 
 import heapq
@@ -15,6 +15,9 @@ from typing import Any
 import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
+
+SPAN = 10
+"""So many times the bound on open records are read from the first of them on: all of that stays in memory."""
 
 
 class SourceRecord(msgspec.Struct, frozen=True):
@@ -140,14 +143,19 @@ class Tracker:
             return
         one = OpenRecord(progress, record)
         progress.records.append(one)
-        if progress.open < self.max_open:
-            progress.open += 1
-            self._ready.append(one)
-        else:
-            progress.held.append(one)
-            self.held += 1
-        if progress.open >= self.max_open:
+        progress.held.append(one)
+        self.held += 1
+        self._give_out(progress)
+        if progress.held or progress.open >= self.max_open:
             self.full.add(record.partition)
+
+    def _give_out(self, progress: PartitionProgress) -> None:
+        while progress.held and progress.open < self.max_open:
+            if len(progress.records) - len(progress.held) >= SPAN * self.max_open:
+                return
+            progress.open += 1
+            self.held -= 1
+            self._ready.append(progress.held.popleft())
 
     def take(self, now: float) -> OpenRecord | None:
         """The record to emit next: one whose retry is due, else one that was read."""
@@ -171,14 +179,18 @@ class Tracker:
             return False
         one.done = True
         progress.open -= 1
-        if progress.held:
-            progress.open += 1
-            self.held -= 1
-            self._ready.append(progress.held.popleft())
-        elif self.full and progress.open <= self.max_open // 2:
-            self.full.discard(one.record.partition)
         if progress.records[0] is one:
             progress.advance()
+        elif one.record.after is None and len(progress.records) > 2 * (progress.open + len(progress.held)) + SPAN:
+            # A queue has no position that would wait for the first record.
+            progress.records = deque(
+                each for each in progress.records if isinstance(each, PartitionEnd) or not each.done
+            )
+        if progress.held:
+            self._give_out(progress)
+        few = progress.open <= self.max_open // 2 and len(progress.records) <= SPAN * self.max_open // 2
+        if few and not progress.held:
+            self.full.discard(one.record.partition)
         return True
 
     def fail(self, one: OpenRecord, now: float, *, counts: bool = True) -> bool:

@@ -28,7 +28,7 @@ SECRET_KEYS = frozenset({"storm.secret", *_ZOOKEEPERS, "dagster.graphql.headers"
 
 _TELLTALE = re.compile(
     r"secret|passw|passphrase|(?<![a-z])pwd|token|credential|payload|cookie|jaas|authorization|"
-    r"(private|access|api|account|signing)[._-]?key",
+    r"(private|access|api|account|signing)[._-]?key|key[._-]pem",
     re.IGNORECASE,
 )
 _HARMLESS = re.compile(r"[._-](secs|ms|file|path|count|size|bytes|ttl|enabled?)$", re.IGNORECASE)

@@ -13,6 +13,7 @@ from storm_dagster.api import Bolt, Emit, Grouping, Spout, Stream, Topology, Top
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing import run_topology
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
 
 TEXT = ["a b a", "c", "b a"]
 
@@ -57,6 +58,19 @@ def check(word: str) -> None:
         raise ValueError("no c")
 
 
+TRIES: list[int] = []
+
+
+@spout(outputs=["n"])
+def polled() -> Iterator[Any]:
+    TRIES.append(1)
+    yield 0
+    yield 1
+    if len(TRIES) == 1:
+        raise ConnectionError("the first time")
+    yield 2
+
+
 class Words(Topology):
     lines = lines.spec(args={"times": 2})
     words = words.spec(inputs=[lines], par=2)
@@ -94,6 +108,17 @@ def test_a_tuple_fails_when_its_function_raises_and_the_spout_emits_it_again() -
     with TopologyHarness(Checked) as harness:
         emitted = Counter(str(values[0]) for values in harness.run().values("lines"))
     assert emitted == Counter({"a b a": 1, "b a": 1, "c": 4}), "three times more, then it is a dead letter"
+
+
+def test_a_generator_that_has_raised_begins_again() -> None:
+    class Polled(Topology):
+        numbers = polled.spec()
+
+    TRIES.clear()
+    with TopologyHarness(Polled) as harness:
+        found = eventually(lambda: result if len((result := harness.run()).values("numbers")) >= 5 else None, 20)
+    assert found.values("numbers")[:5] == [[0], [1], [0], [1], [2]]
+    assert [str(error) for _, error in harness.errors] == ["the first time"]
 
 
 def test_a_function_is_a_component_class_with_its_own_name() -> None:

@@ -118,6 +118,23 @@ def test_transaction_markers_and_aborted_records_leave_no_lag(kafka: KafkaRig) -
     assert sorted(n for (n,) in Use.seen if n < 100 or REAL) == list(range(40))
 
 
+def test_an_offset_that_went_back_is_stored_again_and_none_is_by_who_has_lost_the_task(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    ends = kafka.ends(topic)
+    with harness_of(kafka, reading(topic)) as harness:
+        run_until(harness, lambda: stored(harness) == ends)
+        # As a commit of the reader before, which reaches the broker late.
+        kafka.commit(GROUP, topic, [1] * 4)
+        run_until(harness, lambda: kafka.committed(GROUP, topic) == ends)
+        (spout,) = harness.tasks("records")
+        spout.context._owns = lambda: False
+        spout._source._wanted = dict.fromkeys(ends, 2)
+    # Consumers are closed in a thread.
+    time.sleep(0.5)
+    assert kafka.committed(GROUP, topic) == ends
+
+
 def test_latest_is_where_the_topology_was_first_started(kafka: KafkaRig) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))

@@ -109,8 +109,28 @@ def test_rows_that_do_not_fit_are_named_and_nothing_is_written(
     assert rows_of(db) == [] and rows_of(db, "storm_sink_tokens") == [("task", 0, 1)]
     sink.write([row for at, row in enumerate(rows) if at not in refused.value.rows], 1)
     assert len(rows_of(db)) == 16 and rows_of(db, "storm_sink_tokens") == [("task", 1, 1)]
-    with pytest.raises(psycopg.errors.UndefinedColumn):
-        sink.write([Row({"wrong": 1})], 2)
+    sink.close()
+
+
+def test_one_row_of_another_shape_is_refused_and_if_all_are_it_is_the_table(
+    conf: dict[str, Any], db: psycopg.Connection[Any]
+) -> None:
+    db.execute("create table t (n int, text text, extra jsonb)")
+    sink = PostgresSink("t")
+    sink.open(conf, "task")
+    good = [Row({"n": n, "text": "x"}) for n in range(20)]
+    odd = [{"n": 1, "more": 2}, {"n": {"a": 1}}, {"n": [1]}, {"n": 1, "extra": {"x": b"1"}}, {"text": "\ud800"}]
+    with pytest.raises(Rejected) as refused:
+        sink.write([*good, *(Row(values) for values in odd)], 1)
+    assert sorted(refused.value.rows) == [20, 21, 22, 23, 24]
+    for values in odd:
+        with pytest.raises(Rejected):
+            sink.write([Row(values)], 1)
+    for values, error in ((odd[0], psycopg.errors.UndefinedColumn), (odd[1], psycopg.errors.DatatypeMismatch)):
+        with pytest.raises(error):
+            sink.write([Row(values)] * 12, 1)
+    sink.write(good, 1)
+    assert len(rows_of(db)) == 20
     sink.close()
 
 

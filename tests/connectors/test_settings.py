@@ -32,6 +32,7 @@ def test_settings_have_no_prefix_and_secrets_come_from_files_and_environment(
     ("conf", "said"),
     [
         ({"kafka.sasl.password": "hunter2"}, "kafka.sasl.password.file"),
+        ({"kafka.ssl.key.pem": "-----BEGIN KEY----- hunter2"}, "kafka.ssl.key.pem.file"),
         ({"kafka.sasl.password.env": "NOT_THERE_4711"}, "no variable NOT_THERE_4711"),
         ({"kafka.sasl.password.file": "/no/such/file"}, "/no/such/file cannot be read"),
         ({"kafka.sasl.password.env": "HOME", "kafka.sasl.password.file": "/etc/hostname"}, "given twice"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder
-from storm_dagster.connectors import Rejected, Retry, Row, SinkBolt
+from storm_dagster.connectors import Rejected, Retries, Retry, Row, SinkBolt, Source, SourceRecord, SourceSpout
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -223,6 +224,59 @@ def test_a_sink_that_is_away_is_told_once_a_minute_and_holds_its_tuples_back() -
         for _ in range(10):
             result = harness.advance(11)
         assert len(result.acked["numbers"]) == 50 and sorted(STORE.rows) == list(range(100, 150))
+
+
+class Fifty(Source):
+    """Fifty records; positions are kept here."""
+
+    keeps_positions: ClassVar[bool] = True
+    blocking: ClassVar[bool] = False
+    committed: ClassVar[dict[str, Any]] = {}
+
+    def open(self, conf: Any, context: Any) -> None:
+        self.rest = [SourceRecord(["a", n], "p", n - 99) for n in range(100, 150)]
+
+    def partitions(self) -> list[str]:
+        return ["p"]
+
+    def read(self, most: int, full: Any) -> list[SourceRecord]:
+        self.rest, found = [], self.rest
+        return found
+
+    def commit(self, after: Any) -> None:
+        self.committed.update(after)
+
+
+class ReadFifty(SourceSpout):
+    outputs = ["key", "n"]
+    source = Fifty()
+    decode = "none"
+    retries = Retries(most=2, first_secs=0.01, longest_secs=0.01)
+
+
+class Waits(Topology):
+    numbers = ReadFifty.spec()
+    write = Write.spec(inputs=[numbers])
+    note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+
+
+def test_no_record_is_given_up_while_its_sink_is_away(tmp_path: Path) -> None:
+    global STORE
+    STORE = Store(["away"] * 10_000)
+    conf = {"topology.message.timeout.secs": 2}
+    with TopologyHarness(Waits, simulated=True, conf=conf, state_dir=tmp_path) as harness:
+        for _ in range(200):
+            harness.clock.secs += 0.5  # type: ignore[union-attr]
+            harness.engine.run(harness.shared.clock())
+            time.sleep(0.01)
+        assert not STORE.rows and not Fifty.committed
+        STORE.plan.clear()
+        for _ in range(20):
+            result = harness.advance(2)
+        assert not result.dead_letters and {*STORE.rows} == {*range(100, 150)} - REFUSED
+        # Each record fails at most once: then its spout waits.
+        assert len(STORE.rows) <= 2 * 50
+    assert Fifty.committed == {"p": 50}
 
 
 def test_a_row_that_cannot_be_made_fails_and_one_that_is_none_is_acked() -> None:

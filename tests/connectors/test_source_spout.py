@@ -174,17 +174,40 @@ def test_poison_is_a_dead_letter_with_reason_position_and_key_and_stops_nobody(
 
 
 def test_a_blocking_record_stops_its_partition_at_the_bound_and_says_so_once() -> None:
-    World.reset(a=[b"%d" % n for n in range(30)], b=[b"%d" % n for n in range(100, 130)])
+    World.reset(a=[b"%d" % n for n in range(80)], b=[b"%d" % n for n in range(100, 130)])
     World.bad = {0}
     with TopologyHarness(topology(OnLoop(), on_poison="block", max_open=5)) as harness:
         run_until(harness, lambda: World.committed.get("b") == 30 and World.seen.count([0]) > 6)
-        # One record is open, and half of the bound is free: reading goes on. A second one fills it.
-        World.bad |= {10, 11, 12, 13, 14}
+        # One record is open, and most of the bound is free: reading goes on, and ends ten bounds after it.
+        run_until(harness, lambda: [49] in World.seen and World.seen.count([0]) > 9)
+        assert [50] not in World.seen
         reports = [str(error) for name, error in harness.errors if name == "records"]
         assert len(reports) == 1 and "a before 1 failed 3 times" in reports[0] and "block" in reports[0]
         assert "a" not in World.committed or World.committed["a"] == 0
         World.bad = set()
-        run_until(harness, lambda: World.committed.get("a") == 30)
+        run_until(harness, lambda: World.committed.get("a") == 80)
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_what_is_skipped_or_not_decoded_takes_no_turn(make: Callable[[], Source], tmp_path: Path) -> None:
+    World.reset(a=[b"{" if n % 1000 == 1 else b"%d" % n for n in range(20_000)])
+    turns = 0
+
+    def next_tuple(self: SourceSpout) -> None:
+        nonlocal turns
+        turns += 1
+        SourceSpout.next_tuple(self)
+
+    def values(self: SourceSpout, record: SourceRecord) -> Any:
+        found = SourceSpout.values(self, record)
+        return None if found[0] % 1000 else found
+
+    source: Any = make()
+    source.step = 500
+    with TopologyHarness(topology(source, next_tuple=next_tuple, values=values), state_dir=tmp_path) as harness:
+        run_until(harness, lambda: stored(harness) == {"a": 20_000})
+        assert len(harness.run().dead_letters) == 20
+    assert [n for (n,) in World.seen] == list(range(0, 20_000, 1000)) and turns < 5_000
 
 
 def test_a_partition_is_not_emitted_beyond_its_bound_and_hardly_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.connectors.tracking import OpenRecord, PartitionEnd, Retries, SourceRecord, Tracker, first_position
+from storm_dagster.connectors.tracking import (
+    SPAN,
+    OpenRecord,
+    PartitionEnd,
+    Retries,
+    SourceRecord,
+    Tracker,
+    first_position,
+)
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.groupings import reader_of
 
@@ -112,6 +120,38 @@ def test_a_bound_stops_reading_and_no_retry() -> None:
     assert third is not None and third.record.after == 3 and dict(tracker.positions()) == {}
     assert tracker.finish(first) and dict(tracker.positions()) == {"p": 2}
     assert tracker.full == set() and tracker.held == 0
+
+
+def test_what_is_read_after_an_open_record_is_bounded_until_it_is_finished() -> None:
+    tracker = Tracker(2, QUICK)
+    read(tracker, 1)
+    first, given_out = tracker.take(0), 0
+    for after in range(2, 500):
+        # A source may go on with a partition that is full.
+        if tracker.held:
+            break
+        read(tracker, after)
+        while (one := tracker.take(0)) is not None:
+            given_out += 1
+            assert tracker.finish(one)
+    progress = tracker.partitions["p"]
+    assert "p" in tracker.full
+    assert first is not None and given_out == SPAN * 2 - 1 and len(progress.records) == SPAN * 2 + 1
+    assert tracker.finish(first) and dict(tracker.positions()) == {"p": SPAN * 2}
+    last = tracker.take(0)
+    assert last is not None and tracker.finish(last) and not tracker.full and tracker.held == 0 == len(progress.records)
+
+
+def test_a_record_of_a_queue_keeps_no_other_one_in_memory() -> None:
+    tracker = Tracker(5, QUICK)
+    tracker.read(SourceRecord(0, handle=0))
+    first = tracker.take(0)
+    for number in range(1, 1000):
+        tracker.read(SourceRecord(number, handle=number))
+        one = tracker.take(0)
+        assert one is not None and tracker.finish(one) and not tracker.full
+        assert len(tracker.partitions[""].records) < 2 * SPAN
+    assert [one.record.handle for one in tracker.release("")] == [0] and first is not None
 
 
 def test_pauses_double_up_to_the_longest_and_a_lost_worker_is_no_try() -> None:

@@ -148,6 +148,8 @@ class Pressure:
                 waiting > high * share
                 or waiting * runner.tuple_bytes > _QUEUE_BYTES * share
                 or (waiting > _FEW_TUPLES and runner.backlog_secs() > _BACKLOG_SECS * share)
+                # One that waits for something outside, such as a sink: what it has would time out, and come again.
+                or (getattr(runner.instance, "_is_full", False) and runner.instance._room_at)
             ):
                 full.add(runner.component)
         transport = self._transport
