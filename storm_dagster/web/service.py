@@ -73,12 +73,13 @@ class JsonOnly:
         await (self._app if refusal is None else error_response(refusal))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> InvalidRequest | None:
-        if scope["path"].rstrip("/") == "/graphql" and scope.get("query_string"):
-            return InvalidRequest("GraphQL in an address is refused: POST it as application/json")
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            if scope["path"].rstrip("/") == "/graphql" and scope.get("query_string"):
+                return InvalidRequest("GraphQL in an address is refused: POST it as application/json")
             return None
         kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
-        if kind.partition(b";")[0].strip().lower() != b"application/json":
+        # In small letters: for any other type Dagster executes the address.
+        if kind.partition(b";")[0].strip() != b"application/json":
             return InvalidRequest(f"a {scope['method']} needs the content type application/json")
         return None
 
