@@ -151,7 +151,7 @@ class KafkaSource(Source):
             lambda: [self._asker.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
             self._on_topics,
         )
-        if names := [self._at(name) for name in self._wanted]:
+        if names := [self._at(name) for name in self._wanted if name in self._assigned]:
             # A commit of a reader before, which was on its way, may have come after ours.
             self._ask("stored", lambda: self._asker.committed(names, timeout=_ASK_SECS), self._on_commit)
         self._serve()
@@ -267,10 +267,13 @@ class KafkaSource(Source):
 
     def _on_commit(self, offsets: Sequence[Any]) -> None:
         for one in offsets:
-            if one.error is None:
-                self._stored[_name_of(one.topic, one.partition)] = max(0, one.offset)
-            else:
+            name = _name_of(one.topic, one.partition)
+            if one.error is not None:
                 self._errors.append(self._readable(one.error))
+            elif one.offset >= 0:
+                self._stored[name] = one.offset
+            else:
+                self._stored.pop(name, None)
 
     def lag(self) -> Mapping[str, Lag]:
         """Records after the committed offset, by the newest ends that are known."""
@@ -295,6 +298,9 @@ class KafkaSource(Source):
         """Store what is to be committed, unless the brokers need longer than two seconds, and close the consumer."""
         until = time.monotonic() + _CLOSE_SECS
         self._asked.clear()
+        if self._answer is not None and self._answer[0] != "commit":
+            # What it says is of no use any more.
+            self._answer = (*self._answer[:2], lambda _: None)
         self._errors.clear()
         while True:
             # Who has lost the task stores nothing over what its next owner stores.

@@ -10,7 +10,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["PostgresSink"]
 
-_MANY = 10
+_MANY, _MISFITS = 10, ("DatatypeMismatch", "UndefinedColumn")
 _RECORD_ID, _TOKENS = "record_id", "storm_sink_tokens"
 _SETTINGS: dict[str, Any] = {
     **{"application_name": "storm_dagster", "connect_timeout": 10, "tcp_user_timeout": 30_000},
@@ -40,8 +40,6 @@ class PostgresSink:
         self._key = [key] if isinstance(key, str) else list(key)
         self._db: Any = None
         self._owner, self._epoch = "", 0
-        self._misfits: list[Exception] = []
-        """Errors of rows that would be the table's if all rows had them."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect. The end of an earlier transaction of the owner is waited for, at most ten seconds."""
@@ -71,13 +69,13 @@ class PostgresSink:
                 update = "update {} set token = %s where owner = %s and epoch = %s"
                 if self._run(update, token, self._owner, self._epoch).rowcount != 1:
                     raise Unavailable(f"{self._owner} was opened elsewhere, and writes to {self._table} from there")
-            self._misfits.clear()
             try:
                 write_or_reject(rows, lambda part: self._insert(cursor, part), self._is_of_row)
             except Rejected as refused:
-                if self._misfits and len(refused.rows) == len(rows) >= _MANY:
+                misfits = [why for why in refused.rows.values() if why.startswith(_MISFITS)]
+                if len(misfits) == len(rows) >= _MANY:
                     # If none of them fits, it is the table.
-                    raise self._misfits[0] from None
+                    raise Unavailable(f"no row of a batch fits {self._table}: {misfits[0]}") from None
                 raise
 
     def close(self) -> None:
@@ -92,12 +90,10 @@ class PostgresSink:
 
     def _is_of_row(self, error: Exception) -> bool:
         pg = self._psycopg
-        if isinstance(error, pg.errors.DatatypeMismatch | pg.errors.UndefinedColumn):
-            self._misfits.append(error)
-            return True
         # With another state of the server, a ProgrammingError is the table's fault; without one, a value cannot be sent.
         of_value = isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None
-        return of_value or isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
+        of_shape = isinstance(error, pg.errors.DatatypeMismatch | pg.errors.UndefinedColumn)
+        return of_value or of_shape or isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
 
     def _insert(self, cursor: Any, rows: Sequence[Row]) -> None:
         key = self._key or ([] if self._owner else [_RECORD_ID])

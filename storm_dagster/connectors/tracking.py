@@ -135,9 +135,10 @@ class Tracker:
     def read(self, record: SourceRecord | PartitionEnd) -> None:
         """Take what the source has read, in its order."""
         progress = self.partitions[record.partition]
+        if progress.records and isinstance(progress.records[-1], PartitionEnd):
+            # An end that was none: the position of what follows says more.
+            progress.records.pop()
         if isinstance(record, PartitionEnd):
-            if progress.records and isinstance(progress.records[-1], PartitionEnd):
-                progress.records.pop()
             progress.records.append(record)
             progress.advance()
             return
@@ -151,7 +152,7 @@ class Tracker:
 
     def _give_out(self, progress: PartitionProgress) -> None:
         while progress.held and progress.open < self.max_open:
-            if len(progress.records) - len(progress.held) >= SPAN * self.max_open:
+            if progress.open and len(progress.records) - len(progress.held) >= SPAN * self.max_open:
                 return
             progress.open += 1
             self.held -= 1
@@ -181,7 +182,7 @@ class Tracker:
         progress.open -= 1
         if progress.records[0] is one:
             progress.advance()
-        elif one.record.after is None and len(progress.records) > 2 * (progress.open + len(progress.held)) + SPAN:
+        elif one.record.after is None and len(progress.records) - len(progress.held) > 2 * progress.open + SPAN:
             # A queue has no position that would wait for the first record.
             progress.records = deque(
                 each for each in progress.records if isinstance(each, PartitionEnd) or not each.done

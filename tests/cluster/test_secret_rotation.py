@@ -64,6 +64,11 @@ def test_the_secret_changes_under_a_counting_topology(tmp_path: Path) -> None:
         with NimbusClient(seeds, security=Security(old)) as former, pytest.raises(NotAuthenticated):
             former.get("/v1/topologies")
 
+        # The whole cluster, too, starts with the new secret alone.
+        cluster.stop()
+        cluster.start()
+        cluster.wait_running("words", 120)
+
         # A worker and a topology that start now prove themselves by the new secret alone.
         cluster.kill("worker")
         cluster.wait_running("words", 120)

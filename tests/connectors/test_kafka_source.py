@@ -157,6 +157,23 @@ def test_reading_begins_at_a_time(kafka: KafkaRig) -> None:
     assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
 
 
+def test_an_offset_that_somebody_commits_for_a_partition_that_stands_still_stays(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    ends = kafka.ends(topic)
+    with harness_of(kafka, reading(topic)) as harness:
+        run_until(harness, lambda: stored(harness) == ends)
+        source = harness.tasks("records")[0]._source
+        # As when retention has overtaken its reader.
+        name = next(iter(ends))
+        source._assigned.discard(name)
+        source._waiting.add(name)
+        source._next_lookup = time.monotonic() + 60
+        kafka.commit(GROUP, topic, [5] * 4)
+        rest = {other: end for other, end in ends.items() if other != name}
+        run_until(harness, lambda: kafka.committed(GROUP, topic) == {**rest, name: 5})
+
+
 def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_committed(kafka: KafkaRig) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40))

@@ -17,6 +17,7 @@ from storm_dagster.connectors import Rejected, Retries, Retry, Row, SinkBolt, So
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
 
 
 class Store:
@@ -265,6 +266,12 @@ def test_no_record_is_given_up_while_its_sink_is_away(tmp_path: Path) -> None:
     STORE = Store(["away"] * 10_000)
     conf = {"topology.message.timeout.secs": 2}
     with TopologyHarness(Waits, simulated=True, conf=conf, state_dir=tmp_path) as harness:
+
+        def refused() -> bool:
+            harness.engine.run(harness.shared.clock())
+            return all(task._room_at for task in harness.tasks("write"))
+
+        eventually(refused, 20, "the first try", interval=0.001)
         for _ in range(200):
             harness.clock.secs += 0.5  # type: ignore[union-attr]
             harness.engine.run(harness.shared.clock())

@@ -65,6 +65,9 @@ def test_never_committed_past_an_open_record_and_never_stuck(
             part, rest[name] = rest[name][:batch], rest[name][batch:]
             for record in part:
                 tracker.read(record)
+                if draw.random() < 0.3:
+                    # All of it, as far as the source knows.
+                    tracker.read(PartitionEnd(name, record.after))
             if not rest[name] and name not in ended:
                 ended.add(name)
                 tracker.read(PartitionEnd(name, ends[name]))
@@ -152,6 +155,25 @@ def test_a_record_of_a_queue_keeps_no_other_one_in_memory() -> None:
         assert one is not None and tracker.finish(one) and not tracker.full
         assert len(tracker.partitions[""].records) < 2 * SPAN
     assert [one.record.handle for one in tracker.release("")] == [0] and first is not None
+    # Nor does it when many are read at once.
+    for number in range(500):
+        tracker.read(SourceRecord(number, handle=number))
+    first, last = tracker.take(0), None
+    while (one := tracker.take(0)) is not None:
+        last = one.record.handle
+        assert tracker.finish(one)
+    assert first is not None and first.record.handle == 0 and last == 499
+
+
+def test_records_that_come_one_by_one_are_given_out_though_each_was_the_last() -> None:
+    tracker = Tracker(1, QUICK)
+    for after in range(1, 40):
+        tracker.read(SourceRecord(after, "p", after))
+        tracker.read(PartitionEnd("p", after))
+    for after in range(1, 40):
+        one = tracker.take(0)
+        assert one is not None and one.record.after == after and tracker.finish(one)
+    assert dict(tracker.positions()) == {"p": 39} and not tracker.full
 
 
 def test_pauses_double_up_to_the_longest_and_a_lost_worker_is_no_try() -> None:

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
 
 from storm_dagster.model import paths
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.security import zookeeper_payload
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.root import secure_root
+from storm_dagster.zk.root import close_top, secure_root
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState, open_session
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"
@@ -99,6 +102,27 @@ def test_an_existing_tree_is_closed_and_follows_the_secret(tmp_path: Path, zk_co
             assert mine.state.get_data("/tasks/wc-1-1") == b"table"
     with pytest.raises(InvalidRequest, match="credentials"), StormClusterState.open(zk_conf) as outsider:
         outsider.state.get_data("/tasks/wc-1-1")
+
+
+def test_the_top_is_closed_once_and_starts_go_on_after_another_secret(tmp_path: Path, zk_conf: dict[str, Any]) -> None:
+    with EmbeddedZooKeeper(tmp_path / "zookeeper", durable=False) as server:
+        host, _, port = server.address.rpartition(":")
+        conf = {**default_conf(), **zk_conf, "storm.zookeeper.servers": [host], "storm.zookeeper.port": int(port)}
+        outsider = KazooClient(server.address)
+        outsider.start(20)
+        attempts: list[Callable[[], Any]] = [
+            lambda: outsider.set("/zookeeper", b""),
+            *(lambda top=top: outsider.create(f"{top}/x", b"") for top in ("", "/zookeeper", "/zookeeper/quota")),
+        ]
+        for secret in (SECRET, SECRET, SECRET + "-new"):
+            session = open_session({**conf, "storm.secret": secret})
+            close_top(session)
+            session.close()
+            for attempt in attempts:
+                with pytest.raises(NoAuthError):
+                    attempt()
+        outsider.stop()
+        outsider.close()
 
 
 def _interrupt(seen: int) -> None:
