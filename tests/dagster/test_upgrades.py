@@ -45,9 +45,11 @@ def at_work(stand_ins: UpgradeStandIns, fail: bool = False) -> Iterator[None]:
                 stand_ins.pick()
                 state = stand_ins.state
                 if fail and state.record is not None and not state.record.rollback:
-                    broken = GrayWorker(failed="h:1: its worker ended with exit code 1")
-                    move = Move(min(state.upgrading), "failed", broken)
-                    write_move(stand_ins.cluster.state, stand_ins.id, state, move)
+                    # Between two looks a batch may not be picked yet.
+                    if state.upgrading:
+                        broken = GrayWorker(failed="h:1: its worker ended with exit code 1")
+                        move = Move(min(state.upgrading), "failed", broken)
+                        write_move(stand_ins.cluster.state, stand_ins.id, state, move)
                 else:
                     stand_ins.supervise()
             except Conflict:
