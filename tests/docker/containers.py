@@ -96,6 +96,26 @@ class Containers:
         """The output of a command in a service's container."""
         return self.docker("exec", self.name(service), *command, timeout=timeout, check=check)
 
+    def secret_of(self, service: str) -> str:
+        """The checksum of the secret that a service's container sees."""
+        return self.exec(service, "sha256sum", "/run/secrets/storm_secret").split()[0]
+
+    def container(self, service: str) -> str:
+        """The id of a service's container."""
+        return self.docker("inspect", "--format", "{{.Id}}", self.name(service)).strip()
+
+    def change_images(self, mark: str) -> None:
+        """Give each image that runs one layer more, under its own name, as a release with other code would."""
+        recipe = self.folder / "mark"
+        recipe.mkdir(exist_ok=True)
+        (recipe / "Dockerfile").write_text("ARG IMAGE\nFROM ${IMAGE}\nARG MARK\nLABEL mark=${MARK}\n", encoding="utf-8")
+        images = {self.docker("inspect", "--format", "{{.Config.Image}}", self.name(name)).strip() for name in LASTING}
+        for image in sorted(images):
+            self.docker(
+                "build", "--network", "none", "--build-arg", f"IMAGE={image}", "--build-arg", f"MARK={mark}",
+                "--tag", image, str(recipe), timeout=120,
+            )  # fmt: skip
+
     def states(self) -> dict[str, str]:
         """Service -> ``running healthy``, ``exited`` ..., of the project's containers."""
         rows = self.compose("ps", "--all", "--format", "json").splitlines()

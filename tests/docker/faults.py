@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 
-from containers import LASTING, PROJECT, Containers
+from containers import LASTING, PROJECT, ROOT, Containers, Failure
 from watcher import Watcher
 
 Fault = Callable[[], None]
@@ -45,6 +46,7 @@ def all_faults(made: Containers, watcher: Watcher) -> dict[str, Fault]:
         "ZooKeeper without quorum 120 s": lambda: lose_quorum(made),
         "down and up again": lambda: down_and_up(made, watcher),
         "rolling restart of all services": lambda: roll(made),
+        "upgrade of all services": lambda: upgrade(made),
         **each("cut off 25 s", cut_off),
         **each("paused 25 s", pause),
     }
@@ -123,3 +125,23 @@ def down_and_up(made: Containers, watcher: Watcher) -> None:
     made.compose("up", "-d", timeout=400)
     made.wait_healthy()
     watcher.start()
+
+
+def upgrade(made: Containers) -> None:
+    """Other images under the names of those that run, and the commands of docs/production.md, taken from the page."""
+    page = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    loop = next(line for line in page.splitlines() if line.startswith("$ for service in "))
+    services = loop.removeprefix("$ for service in ").partition(";")[0].split()
+    if sorted(services) != sorted(LASTING):
+        raise Failure(f"docs/production.md upgrades {services}, and not {LASTING}")
+    secret = made.secret_of("nimbus1")
+    made.setup(STORM_SECRET="")
+    made.change_images(secrets.token_hex(4))
+    before = {service: made.container(service) for service in services}
+    for service in services:
+        made.compose("up", "-d", "--no-deps", "--wait", service, timeout=300)
+    kept = [service for service in services if made.container(service) == before[service]]
+    if kept:
+        raise Failure(f"still the containers of the former images: {kept}")
+    if made.secret_of("nimbus1") != secret:
+        raise Failure("docker/setup without STORM_SECRET changed the secret")

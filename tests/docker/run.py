@@ -24,6 +24,7 @@ from typing import Any
 import bad_input
 from containers import PROJECT, ROOT, Containers, Failure, containers, project_is_empty
 from faults import all_faults
+from monitoring import check_monitoring
 from watcher import NAME, PROBE, Watcher, table
 
 LOGS = ROOT / "build" / "docker" / "logs"
@@ -142,10 +143,13 @@ def full(made: Containers, names: list[str], rounds: int, sample: int) -> bool:
                 say(f"seen: {watcher.last}")
                 made.logs(LOGS)
                 check(watcher.wait_well(300) is not None, f"it stays so: {watcher.last}")
+            # Also what this topology does not need.
+            made.wait_healthy()
         time.sleep(3)
         say(f"{watcher.last['done']} numbers, {watcher.last['missing']} lost")
         made.exec("nimbus1", "storm-dagster", "doctor", "--invariants", timeout=90)
         say("doctor --invariants finds nothing")
+        check_monitoring(made, NAME, say)
         # Placed by the Spark that has gone through all of it.
         submit(made, "wordcount.py", "--name", "afterwards", "--conf", "topology.workers=1")
         say(f"another topology runs after {wait_running(made, 'afterwards', 120):.1f} s")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,36 @@ def test_the_first_command_starts_every_service_that_lasts() -> None:
         wanted += (more := SERVICES[wanted.pop()].get("depends_on", {}).keys() - found)
         found |= more
     assert SERVICES.keys() - {"prometheus"} == found
+
+
+def test_the_page_upgrades_every_service_that_lasts() -> None:
+    page = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    loop = re.search(r"^\$ for service in (.*); do$", page, re.MULTILINE)
+    assert loop
+    assert sorted(loop[1].split()) == sorted(SERVICES.keys() - ONE_SHOT - {"prometheus"})
+
+
+@pytest.mark.parametrize(("address", "ends"), [("127.0.0.9", True), ("127.0.0.1", False)])
+def test_a_daemon_starts_again_on_another_address(tmp_path: Path, address: str, ends: bool) -> None:
+    """The addresses of this machine are what a file says."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (tmp_path / "addresses").write_text("127.0.0.1 ")
+    for name, text in {
+        "hostname": f"cat {tmp_path}/addresses && touch {tmp_path}/read",
+        "storm-dagster": "exec sleep $1",
+        "sleep": "exec /bin/sleep $([ $1 = 5 ] && echo 0.05 || echo $1)",
+    }.items():
+        (commands / name).write_text(f"#!/bin/sh\n{text}\n")
+        (commands / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    entry = subprocess.Popen(
+        [DOCKER / "parts" / "entrypoint", "storm-dagster", "3" if not ends else "300"], env=environment
+    )
+    while not (tmp_path / "read").exists():
+        time.sleep(0.01)
+    (tmp_path / "addresses").write_text(f"{address} ")
+    assert entry.wait(60) == (-signal.SIGTERM if ends else 0)
 
 
 def test_the_connect_server_runs_its_jobs_on_the_workers() -> None:
