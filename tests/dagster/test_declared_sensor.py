@@ -373,7 +373,7 @@ def test_all_topologies_of_a_cluster_take_one_session_and_a_short_cursor(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.runs()
-    for number in range(99):
+    for number in range(29):
         declaration = replace(shop.topology.declaration, name=f"other{number}")
         spec = shop.topology.specs[0].replace_attributes(key=dg.AssetKey(["topologies", f"other{number}"]))
         shop.topologies[f"other{number}"] = replace(shop.topology, declaration=declaration, specs=[spec])
