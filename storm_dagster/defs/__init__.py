@@ -4,11 +4,12 @@
 :func:`build_storm_defs` is for a project of your own.
 """
 
-from storm_dagster.model.host import needs
+from storm_dagster.model.host import needs, require_release
 
 with needs("storm_dagster.defs"):
     import dagster as dg
 
+    require_release("dagster", "storm_dagster.defs")
     from storm_dagster.defs.build import build_storm_defs
 
 __all__ = ["build_storm_defs", "defs"]

@@ -11,7 +11,7 @@ import dagster as dg
 from storm_dagster.defs.keys import GROUP, OWNER, catalog
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.defs.resources.operating import Handles
-from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.dagster_names import DagsterNames, queue_tags
 
 
 def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any]:
@@ -66,7 +66,7 @@ def op_job(
     description = description or catalog()["jobs"][name]
     op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(bind(function, names))
 
-    @dg.job(name=names.name(name), description=description, executor_def=dg.in_process_executor)
+    @dg.job(name=names.name(name), description=description, executor_def=dg.in_process_executor, tags=queue_tags(name))
     def job() -> None:
         op()
 

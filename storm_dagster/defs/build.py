@@ -23,7 +23,7 @@ from storm_dagster.defs.resources.processes import NimbusResource, SupervisorsRe
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.defs.submission.assets import build_submission_assets
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
-from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, DagsterNames
+from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, DagsterNames, queue_tags
 from storm_dagster.model.errors import InvalidRequest
 
 _RUNNING = dg.DefaultSensorStatus.RUNNING
@@ -108,8 +108,10 @@ def build_storm_defs(
     def asset_job(name: str, *keys: dg.AssetKey) -> Any:
         # Checks would be steps of their own; a submission has exactly six.
         selection = dg.AssetSelection.assets(*(shown[key] for key in keys)).without_checks()
-        name, words = names.name(name), catalog()["jobs"][name]
-        return dg.define_asset_job(name, selection, executor_def=dg.in_process_executor, description=words)
+        tags, words = queue_tags(name), catalog()["jobs"][name]
+        return dg.define_asset_job(
+            names.name(name), selection, executor_def=dg.in_process_executor, description=words, tags=tags
+        )
 
     local = [start_local_cluster, stop_local_cluster] if local_cluster else []
     own = build_storm_resources(

@@ -15,6 +15,7 @@ from storm_dagster.model.errors import InvalidRequest
 
 SUBMIT_JOB = "submit_topology"
 REBALANCE_JOB = "rebalance_topology"
+REASSIGN_JOB = "reassign_topologies"
 
 STAGES = ("topology_conf", "topology_code", "task_info", "assignment", "published_assignment", "active_topology")
 """Steps of a submission, in order: asset keys below ``storm``."""
@@ -26,10 +27,20 @@ PRIORITY_TAGS = {"dagster/priority": "100"}
 """Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by default."""
 HEALING_TAGS = {"dagster/priority": "1000"}
 """Tags of runs that heal: they pass all others."""
+_UPKEEP_JOBS = ("clean_inbox", "prune_history", "roll_up_metrics")
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,60}")
 _WARM_RUNS_TESTED = ((1, 13), (1, 14))
-"""(first release, first excluded release) whose internals warm runs were tested with."""
+"""(first release, first excluded release) whose internals warm runs and the guarded UI were tested with."""
+TESTED_DAGSTER = ",".join(
+    f"{sign}{major}.{minor}" for sign, (major, minor) in zip((">=", "<"), _WARM_RUNS_TESTED, strict=True)
+)
+"""The same as a requirement."""
+
+
+def queue_tags(job: str) -> dict[str, str]:
+    """Tags of all runs of our job with this plain name, whoever launches them: its place in a queue of runs."""
+    return {} if job in _UPKEEP_JOBS else HEALING_TAGS if job == REASSIGN_JOB else PRIORITY_TAGS
 
 
 @dataclass(frozen=True)

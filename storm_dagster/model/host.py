@@ -15,16 +15,19 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, MissingPart
 _BROUGHT_BY = {"yaml": "pyyaml", "zmq": "pyzmq", "grpc": "pyspark", "google": "pyspark"}
 
 
+def _requirements() -> list[str]:
+    """Those of our distribution; none where a worker of another interpreter finds the package on its path alone."""
+    try:
+        return importlib.metadata.requires("storm-dagster") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
 def missing_part(error: ModuleNotFoundError, what: str) -> MissingPart | None:
     """Distribution to install so that ``what`` works; ``None`` when the module is not one of those we depend on."""
     module = (error.name or "").partition(".")[0]
     wanted = re.sub(r"[-_.]+", "-", _BROUGHT_BY.get(module, module)).lower()
-    try:
-        lines = importlib.metadata.requires("storm-dagster") or []
-    except importlib.metadata.PackageNotFoundError:
-        # A worker of another interpreter finds the package on its path alone.
-        lines = [wanted] if module in _BROUGHT_BY else []
-    for line in lines:
+    for line in _requirements() or ([wanted] if module in _BROUGHT_BY else []):
         requirement = line.partition(";")[0].strip()
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         if wanted and re.sub(r"[-_.]+", "-", name).lower() == wanted:
@@ -44,6 +47,22 @@ def needs(what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise missing_part(error, what) or error from error
+
+
+def require_release(distribution: str, what: str) -> None:
+    """Raise :class:`MissingPart` where ``distribution`` is installed in a release that we do not run with."""
+    from packaging.requirements import Requirement
+
+    for line in _requirements():
+        wanted = Requirement(line)
+        if wanted.name == distribution and not (wanted.marker and "extra" in str(wanted.marker)):
+            found = importlib.metadata.version(distribution)
+            if not wanted.specifier.contains(found, prereleases=True):
+                raise MissingPart(
+                    f"{what} needs {distribution}{wanted.specifier}, and {found} is installed: "
+                    f"{sys.executable} -m pip install '{distribution}{wanted.specifier}'",
+                    name=distribution,
+                )
 
 
 def require_linux(what: str) -> None:

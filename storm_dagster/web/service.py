@@ -14,6 +14,7 @@ from storm_dagster.http.authentication import BASIC, Authentication
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.responses import error_response
 from storm_dagster.http.server import HttpService, listen
+from storm_dagster.model.dagster_names import TESTED_DAGSTER
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.security import Security
@@ -52,7 +53,7 @@ def dagster_application(workspace: Path) -> Iterator[ASGIApp]:
 def _unfit(error: Exception) -> Unavailable:
     return Unavailable(
         f"Dagster's web application does not fit: Dagster {dg.__version__} ({error}). The UI does not start, because the "
-        "stock dagster-webserver lets everybody in: install a tested release (`storm-dagster doctor` names them), or "
+        f"stock dagster-webserver lets everybody in: install dagster {TESTED_DAGSTER}, or "
         "protect the stock server yourself (docs/security.md) and set dagster.graphql.url"
     )
 

@@ -391,3 +391,9 @@ def test_all_topologies_of_a_cluster_take_one_session_and_a_short_cursor(
     assert len(opened) == 3
     assert len(answer.cursor or "") < 2000
     assert not events
+
+
+def test_a_deploy_passes_other_runs_of_a_queue(shop: Shop) -> None:
+    jobs = [job for job in shop.defs.resolve_all_job_defs() if not job.name.startswith("__")]
+    assert {"deploy_wc", "submit_wc", "kill_wc", "deploy_declared", "kill_declared"} <= {job.name for job in jobs}
+    assert {job.tags.get("dagster/priority") for job in jobs} == {"100"}

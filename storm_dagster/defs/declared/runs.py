@@ -16,6 +16,7 @@ from storm_dagster.defs.keys import UNFINISHED_STATUSES, described, topology_tag
 from storm_dagster.defs.metadata import is_final, step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
+from storm_dagster.model.dagster_names import PRIORITY_TAGS
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, StormDagsterError
 
 DEPLOY_JOB = "deploy_declared"
@@ -229,7 +230,7 @@ def ask_job(
                 asked = change_topology(nimbus, name, verb=verb, wait=False, wait_secs=config.wait_secs)
         context.add_output_metadata({"topology": name, "run_id": str(asked.run_id or "none")})
 
-    @dg.job(name=job, executor_def=dg.in_process_executor, description=description, tags=tags)
+    @dg.job(name=job, executor_def=dg.in_process_executor, description=description, tags={**tags, **PRIORITY_TAGS})
     def asking() -> None:
         ask()
 
@@ -250,7 +251,7 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
             selection=dg.AssetSelection.assets(topology.key).without_checks(),
             executor_def=dg.in_process_executor,
             description=what.format(name),
-            tags={**tags, **DEPLOY_TAG},
+            tags={**tags, **DEPLOY_TAG, **PRIORITY_TAGS},
             config=dg.RunConfig(ops={f"deploy_{identifier}_op": config}),
         )
         found.append(job)

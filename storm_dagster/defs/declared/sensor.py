@@ -18,6 +18,7 @@ from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopol
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.defs.observe.sensors import digest, read_cursor
+from storm_dagster.model.dagster_names import PRIORITY_TAGS
 from storm_dagster.model.errors import StormDagsterError
 
 DECLARED_TAG = {"storm/declared": "topology"}
@@ -34,7 +35,7 @@ def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definit
         selection=dg.AssetSelection.tag(*next(iter(DECLARED_TAG.items()))).without_checks(),
         executor_def=dg.in_process_executor,
         description="Brings declared topologies to what is declared: those that are selected, else all.",
-        tags=DEPLOY_TAG,
+        tags={**DEPLOY_TAG, **PRIORITY_TAGS},
     )
     kill = "Ends a declared topology. It stays ended until somebody deploys it by hand."
     rebalance = "Moves the fewest tasks of a declared topology that restore balance."

@@ -25,7 +25,6 @@ from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
 from storm_dagster.core.liveness.step import HealingSettings, healing_step
 from storm_dagster.defs.binding import bind
 from storm_dagster.defs.healing.memory import (
-    REASSIGN_JOB,
     REASSIGN_OP,
     HealingCursor,
     HealingMemory,
@@ -45,7 +44,7 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.zookeeper_sensor import LONGEST_TICK_SECS
 from storm_dagster.model import paths
 from storm_dagster.model.clock import boot_clock, boot_id
-from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.cached_state import CachedReads

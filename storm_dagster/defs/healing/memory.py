@@ -18,12 +18,11 @@ from storm_dagster.core.liveness.causes import Attempt, FirstSeen
 from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.observe.sensors import digest
-from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames
+from storm_dagster.model.dagster_names import HEALING_TAGS, REASSIGN_JOB, DagsterNames
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-REASSIGN_JOB = "reassign_topologies"
 REASSIGN_OP = f"{REASSIGN_JOB}_op"
 CAUSE_TAG = "storm/cause"
 _LONGEST_KEY = 240

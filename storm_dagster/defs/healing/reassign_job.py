@@ -9,12 +9,11 @@ from storm_dagster.core.liveness.causes import Cause, LivenessMemory
 from storm_dagster.core.liveness.detection import observe
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import ReassignConfig
-from storm_dagster.defs.healing.memory import REASSIGN_JOB
 from storm_dagster.defs.keys import ASSIGNMENT, PUBLISHED_ASSIGNMENT
 from storm_dagster.defs.metadata import in_force_metadata, notes, placement_metadata, task_components
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
-from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.healing import reassign
