@@ -192,6 +192,7 @@ class HttpService:
             _until_disconnect(app),
             http=_OwnUsersProtocol if own_user_only else _BoundedProtocol,
             ws="auto" if websockets else "none",
+            ws_max_size=1 << 20,
             log_config=None,
             access_log=False,
             server_header=False,

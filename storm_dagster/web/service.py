@@ -22,6 +22,8 @@ from storm_dagster.model.security import Security
 # Statement timeout in milliseconds, recycling of connections in seconds, overflow of the pool: as the stock server has them.
 _STORAGE = (15_000, 3_600, 20)
 _POLL_MS = 2_000
+_MOST_BODY_BYTES = 8 << 20
+"""Dagster holds a whole body in memory, many times over."""
 
 
 @contextmanager
@@ -78,10 +80,13 @@ class JsonOnly:
             if scope["path"].rstrip("/") == "/graphql" and scope.get("query_string"):
                 return InvalidRequest("GraphQL in an address is refused: POST it as application/json")
             return None
-        kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+        headers = dict(reversed(scope["headers"]))
+        kind, length = headers.get(b"content-type", b""), headers.get(b"content-length", b"")
         # In small letters: for any other type Dagster executes the address.
         if kind.partition(b";")[0].strip() != b"application/json":
             return InvalidRequest(f"a {scope['method']} needs the content type application/json")
+        if not length.isdigit() or int(length) > _MOST_BODY_BYTES:
+            return InvalidRequest(f"a {scope['method']} needs a Content-Length, and at most {_MOST_BODY_BYTES} bytes")
         return None
 
 

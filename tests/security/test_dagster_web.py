@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -25,8 +27,10 @@ from storm_dagster.model.peers import is_own_peer, peer_user
 from storm_dagster.model.security import Security
 from storm_dagster.model.signing import Scope, make_token, signer
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
-from storm_dagster.testing.waiting import eventually
 from storm_dagster.web import service
+from storm_rigs.dagster_web import dagster_web
+from storm_rigs.fuzz_messages import web_messages
+from storm_rigs.fuzzing import DEADLINE, MOST_GROWTH_MIB, SECS, Listener, fuzz, tcp
 
 SECRET = "0123456789abcdef" * 2
 SITE = "http://127.0.0.1:3000"
@@ -218,47 +222,30 @@ def test_a_web_application_of_another_shape_is_refused(tmp_path: Path, monkeypat
 
 # -- the real one -----------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Dagster's own application without a code location, and without a secret."""
-    yield from _serve(tmp_path_factory.mktemp("open"), {})
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """URL and pid of Dagster's own application without a code location, and without a secret."""
+    with dagster_web(tmp_path_factory.mktemp("open"), {}) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
-def closed_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """The same with a secret."""
     folder = tmp_path_factory.mktemp("closed")
     (folder / "secret").write_text(SECRET)
     (folder / "secret").chmod(0o600)
-    yield from _serve(folder, {"storm.secret.file": str(folder / "secret")})
+    with dagster_web(folder, {"storm.secret.file": str(folder / "secret")}) as process:
+        yield process
 
 
-def _serve(home: Path, conf: dict[str, Any]) -> Iterator[str]:
-    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    (home / "workspace.yaml").write_text("load_from: []\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pairs = [part for key, value in conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
-    argv = [sys.executable, "-m", "storm_dagster", "web", "--home", str(home), "--port", str(port)]
-    with (home / "out").open("wb") as out:
-        child = subprocess.Popen(
-            [*argv, "--workspace", str(home / "workspace.yaml"), *pairs],
-            env={**os.environ, "DAGSTER_HOME": str(home)},
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
+@pytest.fixture
+def site(served: tuple[str, int]) -> str:
+    return served[0]
 
-        def up() -> bool:
-            assert child.poll() is None, (home / "out").read_text()[-3000:]
-            return httpx.get(f"{url}/server_info", trust_env=False).status_code in (200, 401)
 
-        eventually(up, 120, "the web application", ignore=(httpx.HTTPError,))
-        yield url
-    finally:
-        child.terminate()
-        child.wait(30)
+@pytest.fixture
+def closed_site(closed: tuple[str, int]) -> str:
+    return closed[0]
 
 
 @pytest.mark.dagster
@@ -305,6 +292,42 @@ def test_nimbus_is_let_in_by_its_signature(closed_site: str) -> None:
                 assert transport.post(access.url, query)["data"]["runsOrError"]["__typename"] == "Runs"
         finally:
             transport.close()
+
+
+@pytest.mark.dagster
+@pytest.mark.fuzz
+@pytest.mark.timeout(2 * SECS + 300)
+def test_garbage_keeps_nobody_out(served: tuple[str, int], closed: tuple[str, int]) -> None:
+    """As ``test_fuzzed_listeners.py`` does with the other listeners."""
+    # Only who is let in can make it hold a body.
+    for (url, pid), security, largest in ((closed, Security(SECRET), 8 << 20), (served, Security(), 100_000)):
+        with httpx.Client(base_url=url, timeout=DEADLINE, **security.client_options()) as client:
+
+            def ask(client: httpx.Client = client) -> None:
+                answer = client.post("/graphql", json={"query": "{ version }"}, headers={"Connection": "close"})
+                assert answer.status_code == 200 and answer.json()["data"]["version"], answer.text[:500]
+
+            connect = tcp(int(url.rpartition(":")[2]))
+            fuzz(Listener("Dagster's web application", pid, connect, web_messages(largest), ask))
+
+
+@pytest.mark.dagster
+def test_a_body_is_bounded(served: tuple[str, int]) -> None:
+    url, pid = served
+    process, port = psutil.Process(pid), int(url.rpartition(":")[2])
+    idle = process.memory_info().rss
+    head = b"POST /graphql HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for length in (b"Content-Length: 99999999999", b"Transfer-Encoding: chunked\r\n\r\n10000000"):
+        with tcp(port)() as link:
+            answer = b""
+            link.sendall(head + length + b"\r\n\r\n")
+            with suppress(TimeoutError):
+                answer = link.recv(4096)
+            with suppress(OSError):
+                for _ in range(256):
+                    link.sendall(b"a" * (1 << 20))
+        assert process.memory_info().rss - idle < MOST_GROWTH_MIB << 20
+        assert b" 400 " in answer.partition(b"\r\n")[0], answer
 
 
 @pytest.mark.dagster

@@ -104,6 +104,40 @@ def http_messages(paths: dict[str, Any]) -> Message:
     return message
 
 
+_PAGES = ("/", "/runs/{run}", "/server_info", "/graphql", "/report_asset_check/{key}", "/logs/{run}/{step}", "/{file}")
+"""Of Dagster's web application."""
+
+
+def web_messages(largest: int) -> Message:
+    """Requests for Dagster's web application: with bodies up to ``largest`` bytes whose end never comes, and WebSockets."""
+    paths = {path: {"get": {"parameters": [{"in": "query", "name": "query"}]}, "post": {}} for path in _PAGES}
+    plain = http_messages(paths)
+    names = ["key", "config", "query", "variables"]
+
+    def message(draw: random.Random) -> bytes:
+        kind = draw.random()
+        if kind < 0.7:
+            return plain(draw)
+        if kind < 0.75:
+            body = draw.choice((b'{"query": "', b"[" * 3_000)) + b"a" * draw.choice((1_000, largest // 9, largest))
+            return b"POST /graphql HTTP/1.1\r\nHost: localhost\r\n" + (
+                b"Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n" + body
+            )
+        oddity = draw.choice(("Sec-WebSocket-Version: 13", "Origin: http://localhost", "Sec-WebSocket-Extensions: x"))
+        head = f"GET {draw.choice(('/graphql', '/', '/nowhere'))} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+        head += f"Upgrade: websocket\r\nSec-WebSocket-Key: {draw.choice(('dGhlIHNhbXBsZSBub25jZQ==', 'x'))}\r\n{oddity}\r\n"
+        whole = head.encode() + b"Sec-WebSocket-Protocol: graphql-ws\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        for _ in range(draw.randrange(4)):
+            started: Any = {"type": "start", "id": text(draw), "payload": {draw.choice(names): value(draw)}}
+            part = json.dumps(draw.choice(({"type": "connection_init"}, started, value(draw)))).encode()
+            size = len(part) if draw.random() < 0.8 else draw.choice((2**63 - 1, 2**26, 0))
+            whole += draw.choice((b"\x81", b"\x82", b"\x01", b"\x89", b"\x88", b"\xf1"))
+            whole += b"\xff" + struct.pack("!Q", size) + bytes(4) + part
+        return whole
+
+    return message
+
+
 def thrift_messages() -> Message:
     """Framed calls of every method, with arguments of the right types and others."""
     service = load_idl().Nimbus
