@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import logging
+import select
+import socket
 import ssl
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -168,6 +172,85 @@ def test_certificates_fail_closed(
     assert shaken(nimbus, certificate("eve"), authority) == 403
     with pytest.raises(httpx.HTTPError):
         httpx.get(nimbus.url.replace("https", "http") + "/healthz", timeout=5, trust_env=False)
+
+
+class Heard:
+    """A port whose every byte is written down, and which passes on to ``target``, if there is one."""
+
+    def __init__(self, target: int | None = None) -> None:
+        self.bytes = bytearray()
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            link, _ = self._listener.accept()
+            with link:
+                if self._target == 0:
+                    return
+                answers = socket.create_connection(("127.0.0.1", self._target)) if self._target else None
+                ends = [link] if answers is None else [link, answers]
+                while (ready := select.select(ends, [], [], 20)[0]) and (got := ready[0].recv(65_536)):
+                    self.bytes += got
+                    if answers is not None:
+                        (answers if ready[0] is link else link).sendall(got)
+                if answers is not None:
+                    answers.close()
+
+    def close(self) -> None:
+        self._target = 0
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._thread.join(30)
+        self._listener.close()
+
+
+def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
+    start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
+) -> None:
+    tls, client, names = certificate(), certificate("eve"), ("storm.tls.cert", "storm.tls.key", "storm.tls.ca")
+    nimbus = start_nimbus(storm__secret=SECRET, keys=tls).await_leading()
+    assert nimbus.url.startswith("https://")
+    both = Security(SECRET, *(client[name] for name in names))
+    without = {"ca": tls["storm.tls.ca"]}
+    for security, status in (
+        (both, 200),
+        (Security(SECRET, **without), 200),
+        (Security("f" * 32, **without), 401),
+        (Security(**without), 401),
+        # A certificate alone is that of its user, who is in no list.
+        (dataclasses.replace(both, secret=None), 403),
+    ):
+        with nimbus.client(security) as http:
+            assert http.get("/healthz").status_code == 200
+            assert http.get("/v1/topologies").status_code == status, security
+            assert http.post("/v1/blacklist", json={"add": ["h"]}).status_code == status
+    shut = certificate("daemon", by=trustme.CA())
+    with nimbus.client(Security(SECRET, shut[names[0]], shut[names[1]], tls[names[2]])) as http:
+        with pytest.raises(httpx.TransportError):
+            http.get("/v1/topologies")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(nimbus.url.replace("https", "http") + "/v1/topologies", trust_env=False)
+
+    through, clear = Heard(nimbus.ports["http"]), Heard()
+    try:
+        with httpx.Client(base_url=f"https://127.0.0.1:{through.port}", **both.client_options()) as http:
+            assert http.get("/v1/topologies").status_code == 200
+        url = f"http://127.0.0.1:{clear.port}"
+        with pytest.raises(InvalidRequest, match="is not https"), NimbusBlobClient(url, security=both) as blobs:
+            blobs.put("k", b"x")
+        with httpx.Client(base_url=url, **both.client_options()) as http:
+            for method, path in (("GET", "/v1/topologies"), ("POST", "/v1/submit"), ("GET", "/healthz")):
+                with pytest.raises(InvalidRequest, match="is not https"):
+                    http.request(method, path)
+    finally:
+        through.close()
+        clear.close()
+    assert len(through.bytes) > 1_000 and not clear.bytes
+    for text in (SECRET, "Authorization", "Storm ", "/v1/topologies"):
+        assert text.encode() not in through.bytes
 
 
 def test_users_see_what_is_theirs_alone(

@@ -124,8 +124,12 @@ def web_messages(largest: int) -> Message:
                 b"Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n" + body
             )
         oddity = draw.choice(("Sec-WebSocket-Version: 13", "Origin: http://localhost", "Sec-WebSocket-Extensions: x"))
-        head = f"GET {draw.choice(('/graphql', '/', '/nowhere'))} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
-        head += f"Upgrade: websocket\r\nSec-WebSocket-Key: {draw.choice(('dGhlIHNhbXBsZSBub25jZQ==', 'x'))}\r\n{oddity}\r\n"
+        head = (
+            f"GET {draw.choice(('/graphql', '/', '/nowhere'))} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+        )
+        head += (
+            f"Upgrade: websocket\r\nSec-WebSocket-Key: {draw.choice(('dGhlIHNhbXBsZSBub25jZQ==', 'x'))}\r\n{oddity}\r\n"
+        )
         whole = head.encode() + b"Sec-WebSocket-Protocol: graphql-ws\r\nSec-WebSocket-Version: 13\r\n\r\n"
         for _ in range(draw.randrange(4)):
             started: Any = {"type": "start", "id": text(draw), "payload": {draw.choice(names): value(draw)}}
