@@ -210,16 +210,16 @@ class Heard:
 def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
     start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
 ) -> None:
-    tls, client, names = certificate(), certificate("eve"), ("storm.tls.cert", "storm.tls.key", "storm.tls.ca")
+    tls, client = certificate(), certificate("eve")
     nimbus = start_nimbus(storm__secret=SECRET, keys=tls).await_leading()
     assert nimbus.url.startswith("https://")
-    both = Security(SECRET, *(client[name] for name in names))
-    without = {"ca": tls["storm.tls.ca"]}
+    both = Security.of({**client, "storm.secret": SECRET})
+    authority = tls["storm.tls.ca"]
     for security, status in (
         (both, 200),
-        (Security(SECRET, **without), 200),
-        (Security("f" * 32, **without), 401),
-        (Security(**without), 401),
+        (Security(SECRET, ca=authority), 200),
+        (Security("f" * 32, ca=authority), 401),
+        (Security(ca=authority), 401),
         # A certificate alone is that of its user, who is in no list.
         (dataclasses.replace(both, secret=None), 403),
     ):
@@ -227,8 +227,8 @@ def test_with_tls_and_a_secret_signatures_travel_over_tls_alone(
             assert http.get("/healthz").status_code == 200
             assert http.get("/v1/topologies").status_code == status, security
             assert http.post("/v1/blacklist", json={"add": ["h"]}).status_code == status
-    shut = certificate("daemon", by=trustme.CA())
-    with nimbus.client(Security(SECRET, shut[names[0]], shut[names[1]], tls[names[2]])) as http:
+    foreign = {**certificate("daemon", by=trustme.CA()), "storm.tls.ca": authority, "storm.secret": SECRET}
+    with nimbus.client(Security.of(foreign)) as http:
         with pytest.raises(httpx.TransportError):
             http.get("/v1/topologies")
     with pytest.raises(httpx.TransportError):
