@@ -161,8 +161,10 @@ class Authentication:
             return
         try:
             caller = self._identify(scope)
-            if not is_admin(caller, self._conf):
-                LIMITED_USER.set(caller.name if caller.scope is None else None)
+            limited = not is_admin(caller, self._conf)
+            # Also of an administrator: a pipelined request begins with what was set for the one before.
+            LIMITED_USER.set(caller.name if limited and caller.scope is None else None)
+            if limited:
                 await run_in_threadpool(self._authorize, caller, scope)
         except StormDagsterError as error:
             await self._refuse(error, scope, receive, send)

@@ -16,8 +16,10 @@ from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory, TTransportException
 
 from storm_dagster.model.security import Security
+from storm_dagster.nimbus.blobs.uploads import MOST_OF_A_USER
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.archives import pack_archive
 from storm_rigs.secured_nimbus import SecuredNimbus
 
 pytestmark = pytest.mark.zookeeper
@@ -77,6 +79,36 @@ def test_a_certificate_names_its_user(
     audited = [record.getMessage() for record in caplog.records if record.name == "storm_dagster.audit"]
     assert any("getNimbusConf of alice" in line for line in audited)
     assert any("getLeader of mallory" in line for line in audited)
+
+
+def test_an_upload_is_of_whoever_began_it(
+    start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
+) -> None:
+    nimbus = start_nimbus(keys=certificate("daemon"), nimbus__admins=["daemon"], nimbus__users=["ann", "eve"])
+    nimbus.await_leading()
+    idl = load_idl()
+    shell = idl.ComponentObject(shell=idl.ShellComponent(execution_command="python", script="s.py"))
+    common = idl.ComponentCommon(inputs={}, streams={"default": idl.StreamInfo(output_fields=["word"], direct=False)})
+    spouts = {"s": idl.SpoutSpec(spout_object=shell, common=common)}
+    topology = idl.StormTopology(spouts=spouts, bolts={}, state_spouts={})
+    with calling(nimbus, certificate("ann")) as ann, calling(nimbus, certificate("eve")) as eve:
+        location, whole = ann.beginFileUpload(), ann.beginFileUpload()
+        ann.uploadChunk(whole, pack_archive("code"))
+        ann.finishFileUpload(whole)
+        for call in (lambda: eve.uploadChunk(location, b"evil"), lambda: eve.finishFileUpload(location)):
+            with pytest.raises(TApplicationException, match="no file upload"):
+                call()
+        with pytest.raises(idl.InvalidTopologyException, match="no uploaded archive"):
+            eve.submitTopology("mine", whole, "{}", topology)
+        # What is of its own gets further, to a Dagster that is not there.
+        with pytest.raises(TApplicationException, match="dagster"):
+            ann.submitTopology("mine", whole, "{}", topology)
+        ann.uploadChunk(location, b"x")
+        for _ in range(MOST_OF_A_USER - 1):
+            ann.beginFileUpload()
+        with pytest.raises(TApplicationException, match="'ann' has"):
+            ann.beginFileUpload()
+        assert eve.beginFileUpload()
 
 
 def test_without_a_certificate_of_the_authority_there_is_no_conversation(

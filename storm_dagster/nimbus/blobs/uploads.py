@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -24,14 +25,24 @@ Part = Literal["archive", "conf", "topology"]
 PARTS: tuple[Part, ...] = ("archive", "conf", "topology")
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 _MOST_OPEN = 1000
+MOST_OF_A_USER = 100
+"""Sessions of one user who is no administrator: nobody keeps others out."""
 _MOST_CANCELLED = 10_000
+
+
+def check_share(owners: Iterable[str | None], what: str) -> None:
+    """:class:`Unavailable` when the user whose request is answered has too many of these sessions open."""
+    user = LIMITED_USER.get()
+    if user is not None and sum(owner == user for owner in owners) >= MOST_OF_A_USER:
+        raise Unavailable(f"user {user!r} has {MOST_OF_A_USER} {what}s open already: finish or cancel some, or wait")
 
 
 class Uploads:
     """The upload sessions of this nimbus.
 
     A session that is left idle for ``expiry_secs`` before it is finished expires with all its parts, at the
-    latest half of that time later. A finished one stays until the cleaner takes it.
+    latest half of that time later. A finished one stays until the cleaner takes it. For whoever is neither its user nor an
+    administrator there is no such session.
     """
 
     def __init__(self, blobs: NimbusBlobStore, *, expiry_secs: float, now: float) -> None:
@@ -39,7 +50,7 @@ class Uploads:
         self._open: TimeCacheMap[str, str] = TimeCacheMap(
             expiry_secs, now=now, on_expire=lambda handle, _: self._expire(handle), limit=_MOST_OPEN
         )
-
+        """Handle -> its user, empty for an administrator."""
         self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED)
 
     def __len__(self) -> int:
@@ -52,12 +63,37 @@ class Uploads:
 
     def begin(self) -> str:
         """A new handle; :class:`Unavailable` when too many sessions are open."""
-        handle = secrets.token_hex(16)
-        if not self._open.put(handle, handle):
+        handle, user = secrets.token_hex(16), LIMITED_USER.get()
+        check_share(self._open.build_map().values(), "upload")
+        if not self._open.put(handle, user or ""):
             raise Unavailable(
                 f"{_MOST_OPEN} uploads are open already: finish or cancel some, or wait until they expire"
             )
+        try:
+            self.bind(handle)
+        except StormDagsterError:
+            self._open.remove(handle)
+            raise
         return handle
+
+    def bind(self, handle: str) -> None:
+        """Store whose upload it is, for later leaders and for its submission, whoever launches that."""
+        if (user := LIMITED_USER.get()) is not None:
+            self._blobs.put(f"upload.{handle}.submitter", user.encode())
+
+    def check(self, handle: str) -> None:
+        """:class:`KeyNotFound` unless the user whose request is answered may have begun it."""
+        user = LIMITED_USER.get()
+        if not _HANDLE.fullmatch(handle):
+            raise _gone(handle)
+        if user is None or self._open.get(handle) == user:
+            return
+        try:
+            if self._blobs.base.read(f"upload.{handle}.submitter") == user.encode():
+                return
+        except KeyNotFound:
+            pass
+        raise _gone(handle)
 
     def touch(self, handle: str) -> None:
         """Refresh the session; :class:`KeyNotFound` when there is none (any more).
@@ -65,7 +101,7 @@ class Uploads:
         A session of an earlier leader is known by the parts that it has already. Once it is finished (or has
         all its parts, in an earlier leader's session) it takes nothing more: :class:`Conflict`.
         """
-        _check_handle(handle)
+        self.check(handle)
         if self._open.touch(handle) is not None:
             return
         present = self._blobs.keys(f"upload.{handle}.")
@@ -91,7 +127,7 @@ class Uploads:
 
     def key(self, handle: str, part: str) -> str:
         """The blob key of a part; :class:`InvalidRequest` for a part that does not exist."""
-        _check_handle(handle)
+        self.check(handle)
         if part not in PARTS:
             raise InvalidRequest(f"an upload has the parts {', '.join(PARTS)}, not {part!r:.40}")
         return f"upload.{handle}.{part}"
@@ -106,7 +142,7 @@ class Uploads:
         """All parts of a handle that a submission refers to."""
         if not isinstance(handle, str):
             raise InvalidRequest("'handle' must be the text that POST /v1/uploads returned")
-        _check_handle(handle)
+        self.check(handle)
         stored = {meta.key.rpartition(".")[2]: meta for meta in self._blobs.base.list(f"upload.{handle}.")}
         parts: dict[Part, BlobMeta] = {part: stored[part] for part in PARTS if part in stored}
         if not parts and handle not in self._open:
@@ -114,15 +150,11 @@ class Uploads:
         lacking = [part for part in PARTS if part not in parts]
         if lacking:
             raise InvalidRequest(f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it")
-        user, key = LIMITED_USER.get(), f"upload.{handle}.submitter"
-        if user is not None and not self._blobs.exists(key):
-            # What limits its submission, whoever launches it.
-            self._blobs.put(key, user.encode())
         return parts
 
     def cancel(self, handle: str) -> None:
         """Drop the session and its parts; a handle that is unknown is no error."""
-        _check_handle(handle)
+        self.check(handle)
         self._cancelled.put(handle, handle)
         self._open.remove(handle)
         self._drop(handle)
@@ -139,11 +171,6 @@ class Uploads:
                 continue
             except StormDagsterError as error:
                 _log.info("%s stays for the cleaner: %s", key, error)
-
-
-def _check_handle(handle: str) -> None:
-    if not _HANDLE.fullmatch(handle):
-        raise _gone(handle)
 
 
 def _gone(handle: str) -> KeyNotFound:

@@ -195,7 +195,7 @@ class BlobEndpoints:
         uploads = self._nimbus.uploads
         handle, part = request.path_params["handle"], request.path_params["part"]
         await run_in_threadpool(self._nimbus.status.require)
-        key = uploads.key(handle, part)
+        key = await run_in_threadpool(uploads.key, handle, part)
         await run_in_threadpool(uploads.touch, handle)
         most = self._most if part == "archive" else min(self._most, _MOST_DOCUMENT_BYTES)
         meta, copies = await self._store(request, key, write_terms(request), most, lambda: uploads.refresh(handle))
@@ -204,8 +204,8 @@ class BlobEndpoints:
         return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
 
     async def read_part(self, request: Request) -> Response:
-        key = self._nimbus.uploads.key(request.path_params["handle"], request.path_params["part"])
-        return await self._send(request, key)
+        handle, part = request.path_params["handle"], request.path_params["part"]
+        return await self._send(request, await run_in_threadpool(self._nimbus.uploads.key, handle, part))
 
     def finish_upload(self, handle: str) -> dict[str, Any]:
         self._nimbus.status.require()

@@ -116,6 +116,7 @@ class TopologySubmission:
         if not isinstance(location, str) or not location.isalnum() or len(location) > 64:
             raise InvalidTopology(_no_archive(location))
         try:
+            self._nimbus.uploads.check(location)
             with self._nimbus.blobs.open(f"upload.{location}.archive") as stream:
                 if stream.read(2) != _GZIP and not zipfile.is_zipfile(stream):
                     raise InvalidTopology(

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from storm_dagster.blobstore import BlobMeta
+from storm_dagster.core.authorization import LIMITED_USER
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
-from storm_dagster.nimbus.blobs.uploads import new_inbox_file
+from storm_dagster.nimbus.blobs.uploads import check_share, new_inbox_file
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap, V
 
@@ -35,6 +36,8 @@ class Upload:
         self.path = path
         self.key = key
         """The blob that it will be."""
+        self.user = LIMITED_USER.get()
+        """Who alone goes on with it, beside administrators."""
         self.size: int = 0
         self.lock = threading.Lock()
         self.ended = False
@@ -70,6 +73,7 @@ class UploadSessions:
         :class:`Unavailable` at a follower, and when too many are open.
         """
         self._nimbus.status.require()
+        check_share((upload.user for upload in self._open.build_map().values()), self._what)
         session = secrets.token_hex(16)
         try:
             upload = Upload(new_inbox_file(self._nimbus.inbox), key or f"upload.{session}.archive")
@@ -103,6 +107,7 @@ class UploadSessions:
         self._nimbus.status.require()
         with self._take(session) as upload:
             try:
+                self._nimbus.uploads.bind(str(session))
                 meta, _ = self._nimbus.blobs.put_file(upload.key, upload.path, upload.digest.hexdigest(), WriteTerms())
             finally:
                 self._end(session, upload)
@@ -122,7 +127,7 @@ class UploadSessions:
         """The upload of a session, whose idle time begins again, for one caller at a time."""
         upload = self._open.touch(session) if isinstance(session, str) else None
         with nullcontext() if upload is None else upload.lock:
-            if upload is None or upload.ended:
+            if upload is None or upload.ended or LIMITED_USER.get() not in (None, upload.user):
                 raise KeyNotFound(
                     f"no {self._what} {session!r:.60}: it was finished or cancelled, has expired, or began at another "
                     "nimbus; begin a new one"
