@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from storm_dagster.defs.build import build_storm_defs, build_storm_resources
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.packaging.target import check_inside, target_roots
 
 KEYS = tuple(build_storm_resources())
@@ -80,21 +82,21 @@ def test_targets_of_the_project_are_found_without_being_imported(project: Path) 
         check_inside(target, target_roots({}), project / "home")
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        *("../evil.py", "link.py:Evil", "jobs/../../evil.py", "home/uploaded.py", "venv/site-packages/other.py"),
-        *(
-            "subprocess:getoutput",
-            "os:abort",
-            "sys:exit",
-            "pip:main",
-            "antigravity",
-            "storm_dagster.cli.app:main",
-            "nowhere",
-        ),
-    ],
+REFUSED = (
+    *("../evil.py", "link.py:Evil", "jobs/../../evil.py", "home/uploaded.py", "venv/site-packages/other.py"),
+    *(
+        "subprocess:getoutput",
+        "os:abort",
+        "sys:exit",
+        "pip:main",
+        "antigravity",
+        "storm_dagster.cli.app:main",
+        "nowhere",
+    ),
 )
+
+
+@pytest.mark.parametrize("target", REFUSED)
 def test_other_targets_are_refused(project: Path, target: str) -> None:
     with pytest.raises(InvalidRequest, match=r"dagster\.target\.roots"):
         check_inside(target, [project], project / "home")
@@ -122,3 +124,58 @@ def test_a_form_runs_nothing_else(project: Path, target: str, conf: dict[str, An
     nimbus = NimbusResource(home=str(project / "home"), patience_secs=0.0)
     with pytest.raises(InvalidRequest, match=named):
         upload_of(logging.getLogger(__name__), nimbus, None, target, conf)
+
+
+_STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn")
+_heard: list[tuple[str, tuple[Any, ...]]] | None = None
+_hooked = False
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    if _heard is not None and (event in _STARTS or event in ("import", "exec", "open")):
+        _heard.append((event, args))
+
+
+@pytest.fixture
+def heard() -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
+    """What this process imports, runs, opens and starts; nobody can take such a hook away again."""
+    global _heard, _hooked
+    if not _hooked:
+        _hooked = True
+        sys.addaudithook(_hear)
+    _heard = []
+    yield _heard
+    _heard = None
+
+
+def _described(project: Path, target: str) -> None:
+    upload_of(
+        logging.getLogger(__name__), NimbusResource(home=str(project / "home"), patience_secs=0.0), None, target, {}
+    )
+
+
+@pytest.mark.parametrize("target", REFUSED)
+def test_of_a_refused_target_nothing_is_imported_opened_or_started(
+    project: Path, heard: list[tuple[str, tuple[Any, ...]]], target: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"dagster\.target\.roots"):
+        _described(project, target)
+    told = list(heard)
+    assert [each for each in told if each[0] in _STARTS] == []
+    modules = {Path(target.partition(":")[0]).stem, *target.partition(":")[0].split(".")} - {"storm_dagster"}
+    assert [args[0] for event, args in told if event == "import" and {*args[0].split(".")} & modules] == []
+    for event, args in told:
+        where = str(args[0].co_filename if event == "exec" else args[0])
+        assert event not in ("exec", "open") or not (where.startswith(str(project.parent)) and ".py" in where), told
+
+
+def test_a_target_of_the_project_is_run_by_a_child_alone(
+    project: Path, heard: list[tuple[str, tuple[Any, ...]]]
+) -> None:
+    with pytest.raises(InvalidTopology, match="ended the interpreter with exit code 'imported'"):
+        _described(project, "wc.py")
+    told = list(heard)
+    ((_, (_, command, *_)),) = [each for each in told if each[0] == "subprocess.Popen"]
+    assert command[1:3] == ["-m", "storm_dagster.packaging.describe"]
+    assert "wc" not in {args[0] for event, args in told if event == "import"}
+    assert not any(event == "exec" and str(args[0].co_filename).startswith(str(project)) for event, args in told)
