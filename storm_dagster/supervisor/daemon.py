@@ -101,7 +101,7 @@ class Supervisor:
             report=self._link.report,
             failed=self._upgrades.on_failure,
         )
-        self._memory = MemoryGuard(conf.values, self._localizer.path_of, self._link.report)
+        self._memory = MemoryGuard(conf.values, self._link.report)
         self._restarting: tuple[int, ...] = ()
         self._offered = self._ports
         self._full = False
@@ -172,7 +172,7 @@ class Supervisor:
         elif claims is not None:
             self.table.apply(claims, now)
         self.table.poll(now)
-        self._memory.check(self.table.workers(), now)
+        self._memory.check(self.table.workers(), now, {} if claims is None else claims.memory)
         self._save()
         self._passes += 1
         restarting, offered = self.table.restarting(), self._ports if healthy else ()

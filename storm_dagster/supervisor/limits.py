@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.processes import Process, processes
-from storm_dagster.model.worker_spec import read_json_object
 from storm_dagster.supervisor.processes import LiveWorker
 
 _log = logging.getLogger(__name__)
@@ -22,13 +20,6 @@ _log = logging.getLogger(__name__)
 CGROUPS = Path("/sys/fs/cgroup/storm_dagster")
 _CHECK_SECS = 1.0
 _MIB = 2**20
-
-
-def memory_limit(cluster_conf: Mapping[str, Any], topology_conf: Mapping[str, Any]) -> int:
-    """Bytes that a worker of the topology may use; the topology master's worker may be the largest one."""
-    keys = ("worker.memory.size", "topology.master.worker.memory.size")
-    sizes = [topology_conf.get(key) or cluster_conf.get(key) or 0 for key in keys]
-    return max(int(size) for size in sizes)
 
 
 def resident_bytes(members: Sequence[Process]) -> int:
@@ -46,8 +37,6 @@ class MemoryGuard:
     """Guard of the memory of one supervisor's workers. Only the supervisor's loop calls it."""
 
     conf: Mapping[str, Any]
-    code_path: Callable[[str], Path]
-    """Code dir -> folder of that code."""
     report: Callable[[str, int, str], None]
     """(topology id, port, text): an error of a topology."""
     cgroups: Path = CGROUPS
@@ -58,8 +47,11 @@ class MemoryGuard:
         """Worker id -> worker, and its limit in bytes."""
         self._ended: set[str] = set()
 
-    def check(self, workers: Sequence[LiveWorker], now: float) -> None:
-        """End each worker that uses more than its limit; report also those that the kernel ended."""
+    def check(self, workers: Sequence[LiveWorker], now: float, sizes: Mapping[tuple[str, int], int]) -> None:
+        """End each worker that uses more than its limit; report also those that the kernel ended.
+
+        ``sizes`` are those of the assignments, by topology id and port. A worker whose size is not known has no limit yet.
+        """
         if not self.conf["supervisor.worker.memory.enforce"] or now - self._checked_at < _CHECK_SECS:
             return
         self._checked_at = now
@@ -73,22 +65,16 @@ class MemoryGuard:
             sessions.setdefault(process.session, []).append(process)
         for live in workers:
             members = sessions.get(live.process.pid, [])
-            if live.worker.id not in self._known:
-                self._adopt(live, members)
             used, limit = resident_bytes(members), self._known.get(live.worker.id, (live, 0))[1]
+            if (size := sizes.get((live.worker.work.topology_id, live.port)) or limit) != limit:
+                limit = size
+                self._limit(live, limit, members)
             if 0 < limit < used and live.worker.id not in self._ended:
                 self._ended.add(live.worker.id)
                 self._report(live, used, limit)
                 live.process.end()
 
-    def _adopt(self, live: LiveWorker, members: Sequence[Process]) -> None:
-        try:
-            conf_file = self.code_path(live.worker.work.code_dir) / "stormconf.ser"
-            topology_conf = read_json_object(conf_file, "it is fetched again")
-        except Corrupt as error:
-            _log.warning("the memory of worker %s is not limited: %s", live.worker.id, error.message)
-            return
-        limit = memory_limit(self.conf, topology_conf)
+    def _limit(self, live: LiveWorker, limit: int, members: Sequence[Process]) -> None:
         self._known[live.worker.id] = (live, limit)
         group = self.cgroups / live.worker.id
         try:

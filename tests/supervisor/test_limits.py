@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.slots.model import Work, Worker
+from storm_dagster.core.slots.model import Work, Worker, desired_slots
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.processes import start_ticks
+from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.localizer import LocalCode
@@ -23,6 +24,7 @@ from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
 from storm_dagster.testing.waiting import eventually
 
 MIB = 2**20
+SIZE = {("wc-1-1", 6900): 100 * MIB}
 _EATS = "import sys, time; held = bytearray(b'x' * int(sys.argv[1])); print('ready', flush=True); time.sleep(600)"
 
 
@@ -49,26 +51,25 @@ def eat(tmp_path: Path) -> Iterator[Callable[[int], LiveWorker]]:
 def code(tmp_path: Path) -> Path:
     folder = tmp_path / "wc-1-1"
     folder.mkdir()
-    (folder / "stormconf.ser").write_text(json.dumps({"worker.memory.size": 100 * MIB}))
     return folder
 
 
-def guard(code: Path, told: list[tuple[str, int, str]], cgroups: Path, **conf: Any) -> MemoryGuard:
+def guard(told: list[tuple[str, int, str]], cgroups: Path, **conf: Any) -> MemoryGuard:
     values = {**default_conf(), "supervisor.worker.memory.enforce": True, **conf}
-    return MemoryGuard(values, lambda code_dir: code.parent / code_dir, lambda *error: told.append(error), cgroups)
+    return MemoryGuard(values, lambda *error: told.append(error), cgroups)
 
 
 def test_a_worker_over_its_memory_is_ended_and_the_error_names_both_numbers(
-    eat: Callable[[int], LiveWorker], code: Path, tmp_path: Path
+    eat: Callable[[int], LiveWorker], tmp_path: Path
 ) -> None:
     told: list[tuple[str, int, str]] = []
-    watching = guard(code, told, tmp_path / "no" / "cgroups")
+    watching = guard(told, tmp_path / "no" / "cgroups")
     modest = eat(20 * MIB)
-    watching.check([modest], 1.0)
+    watching.check([modest], 1.0, SIZE)
     assert modest.process.alive() and not told
     greedy = eat(200 * MIB)
     greedy.worker = Worker("w2", greedy.worker.work)
-    watching.check([modest, greedy], 2.0)
+    watching.check([modest, greedy], 2.0, SIZE)
     eventually(lambda: not greedy.process.alive(), what="the end of the worker")
     (error,) = told
     assert error[:2] == ("wc-1-1", 6900)
@@ -76,19 +77,48 @@ def test_a_worker_over_its_memory_is_ended_and_the_error_names_both_numbers(
     assert modest.process.alive()
 
 
-def test_the_memory_is_a_label_unless_it_is_enforced(
-    eat: Callable[[int], LiveWorker], code: Path, tmp_path: Path
-) -> None:
+def test_each_worker_has_the_size_that_it_is_placed_with(eat: Callable[[int], LiveWorker], tmp_path: Path) -> None:
+    told: list[tuple[str, int, str]] = []
+    workers = {port: eat(60 * MIB) for port in (6900, 6901, 6902)}
+    for port, worker in workers.items():
+        worker.port, worker.worker = port, Worker(f"w{port}", worker.worker.work)
+    groups = tmp_path / "cgroup"
+    (groups / "w6900").mkdir(parents=True)
+    (tmp_path / "cgroup.controllers").write_text("memory")
+    for file in ("cgroup.subtree_control", "cgroup/cgroup.subtree_control", "cgroup/w6900/memory.max"):
+        (tmp_path / file).touch()
+
+    def place(**memory: int) -> dict[tuple[str, int], int]:
+        slots = [
+            WorkerSlot(node="s1", host="h", port=port, tasks="1", memory_bytes=memory.get(f"w{port}", 100 * MIB))
+            for port in workers
+        ]
+        assignment = Assignment.model_construct(code_dir="wc-1-1", workers=tuple(slots), restarts=0)
+        return dict(desired_slots({"wc-1-1": assignment}, "s1").memory)
+
+    watching = guard(told, groups)
+    # The largest size of the topology, which only the worker of the topology master has, is not everybody's.
+    watching.check([*workers.values()], 1.0, place(w6900=120 * MIB, w6901=40 * MIB))
+    eventually(lambda: not workers[6901].process.alive(), what="the end of the worker")
+    assert [(error[1], "allows 40.0 MiB" in error[2]) for error in told] == [(6901, True)]
+    assert (groups / "w6900" / "memory.max").read_text() == str(120 * MIB)
+    # It went to another worker, whose process continues.
+    watching.check([workers[6900], workers[6902]], 2.0, {("other-1-1", 6900): 10 * MIB})
+    assert workers[6900].process.alive()
+    watching.check([workers[6900], workers[6902]], 3.0, place(w6900=50 * MIB, w6902=120 * MIB))
+    eventually(lambda: not workers[6900].process.alive(), what="the end of the worker")
+    assert workers[6902].process.alive() and [error[1] for error in told] == [6901, 6900]
+
+
+def test_the_memory_is_a_label_unless_it_is_enforced(eat: Callable[[int], LiveWorker], tmp_path: Path) -> None:
     told: list[tuple[str, int, str]] = []
     greedy = eat(200 * MIB)
-    guard(code, told, tmp_path, **{"supervisor.worker.memory.enforce": False}).check([greedy], 1.0)
+    guard(told, tmp_path, **{"supervisor.worker.memory.enforce": False}).check([greedy], 1.0, SIZE)
     assert default_conf()["supervisor.worker.memory.enforce"] is False
     assert greedy.process.alive() and not told
 
 
-def test_a_cgroup_holds_the_worker_where_one_can_be_made(
-    eat: Callable[[int], LiveWorker], code: Path, tmp_path: Path
-) -> None:
+def test_a_cgroup_holds_the_worker_where_one_can_be_made(eat: Callable[[int], LiveWorker], tmp_path: Path) -> None:
     """With files in the place of the kernel's."""
     top = tmp_path / "cgroup"
     group = top / "storm_dagster" / "w1"
@@ -102,13 +132,13 @@ def test_a_cgroup_holds_the_worker_where_one_can_be_made(
     ):
         file.touch()
     told: list[tuple[str, int, str]] = []
-    watching = guard(code, told, group.parent)
+    watching = guard(told, group.parent)
     worker = eat(20 * MIB)
-    watching.check([worker], 1.0)
+    watching.check([worker], 1.0, SIZE)
     assert [(group / name).read_text() for name in names] == [str(100 * MIB), "1", str(worker.process.pid)]
     (group / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
     (group / "memory.peak").write_text(str(100 * MIB))
-    watching.check([], 2.0)
+    watching.check([], 2.0, {})
     assert "used 100.0 MiB of memory, worker.memory.size allows 100.0 MiB" in told[0][2]
 
 

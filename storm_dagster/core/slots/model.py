@@ -1,7 +1,7 @@
 """Values of the slot state machine: the slot, its events, its instructions, and the work that assignments want of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from storm_dagster.core.upgrade.machine import code_for
@@ -203,6 +203,8 @@ class DesiredSlots:
     """Port -> topology ids, ascending. Such a slot keeps what runs in it; nothing new is started there."""
     lazy: frozenset[int] = frozenset()
     """Ports whose process may go on with other code of the same topology: the work is for its next start."""
+    memory: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """(Topology id, port) -> bytes that its worker is placed with (``worker.memory.size`` or the topology master's)."""
 
 
 def desired_slots(
@@ -211,18 +213,21 @@ def desired_slots(
     """Desired slots of ``supervisor_id`` by ``assignments``; both maps are by topology id."""
     desired: dict[int, set[Work]] = {}
     lazy: set[int] = set()
+    memory: dict[tuple[str, int], int] = {}
     for topology_id, assignment in assignments.items():
         upgrade = (upgrades or {}).get(topology_id)
         for worker in assignment.workers:
             if worker.node == supervisor_id:
                 code_dir, hurry = code_for(worker, assignment, upgrade)
                 desired.setdefault(worker.port, set()).add(Work(topology_id, code_dir, assignment.restarts))
+                memory[topology_id, worker.port] = worker.memory_bytes
                 if not hurry:
                     lazy.add(worker.port)
     work = {port: next(iter(works)) for port, works in desired.items() if len(works) == 1}
     return DesiredSlots(
         work=work,
         lazy=frozenset(lazy & work.keys()),
+        memory=memory,
         contested={
             port: tuple(sorted(work.topology_id for work in works)) for port, works in desired.items() if len(works) > 1
         },
