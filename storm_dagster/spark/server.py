@@ -86,10 +86,17 @@ def spark_connect_command(
         settings.update(_ENCRYPTION)
         # An executor works in a folder of its own, which its worker removes.
         settings["spark.executor.defaultJavaOptions"] = "-Djava.io.tmpdir=."
-    if len(str(local_dir)) <= _LONGEST_SOCKET_FOLDER:
+    sockets = str(local_dir)
+    if len(sockets) > _LONGEST_SOCKET_FOLDER and not master.startswith("spark://") and os.path.isdir("/proc/self/fd"):
+        # A short name of it, as long as this process lives, or what it becomes.
+        local_dir.mkdir(parents=True, exist_ok=True)
+        folder = os.open(local_dir, os.O_RDONLY)
+        os.set_inheritable(folder, True)
+        sockets = f"/proc/{os.getpid()}/fd/{folder}"
+    if len(sockets) <= _LONGEST_SOCKET_FOLDER:
         # A port of its Python daemon forks a process for whoever connects, before any proof.
         settings["spark.python.unix.domain.socket.enabled"] = "true"
-        settings["spark.python.unix.domain.socket.dir"] = str(local_dir)
+        settings["spark.python.unix.domain.socket.dir"] = sockets
     options = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
     options.append(f"-Djava.io.tmpdir={local_dir}")
     # Spark's own place for options that a cluster's spark.driver.extraJavaOptions adds to.

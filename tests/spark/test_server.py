@@ -16,6 +16,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment, sweep_local_dir
 from storm_dagster.spark.session import forget_session, open_connect
 from storm_rigs.spark_server import SparkServer, wait_until_ready
+from storm_rigs.worker_rig import free_port
 
 
 def test_the_server_takes_the_clusters_spark_conf_but_not_where_it_listens() -> None:
@@ -55,11 +56,31 @@ def test_the_settings_bind_to_loopback_and_stand_in_a_private_file(tmp_path: Pat
 
 def test_the_python_daemon_has_no_port_where_a_path_can_name_its_socket() -> None:
     with TemporaryDirectory(dir="/tmp") as short:
-        for folder, enabled in ((Path(short), True), (Path(short) / ("d" * 64), False)):
-            command = spark_connect_command(15999, folder)
+        long = Path(short) / ("d" * 64)
+        for folder, master, enabled in ((Path(short), "local[*]", True), (long, "spark://127.0.0.1:1", False)):
+            command = spark_connect_command(15999, folder, master=master)
             settings = Path(command[command.index("--properties-file") + 1]).read_text().splitlines()
             assert ("spark.python.unix.domain.socket.enabled=true" in settings) is enabled
             assert (f"spark.python.unix.domain.socket.dir={folder}" in settings) is enabled
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="a folder has a short name where there is /proc")
+def test_the_python_daemon_has_no_port_in_a_folder_with_a_long_path(tmp_path: Path) -> None:
+    from storm_dagster.spark.warm_up import warm_up
+
+    folder = tmp_path / ("d" * 100)
+    with SparkServer(free_port(), folder) as server:
+        warm_up(server.remote)
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        daemons = [child for child in children if "storm_dagster.spark.python_daemon" in " ".join(child.cmdline())]
+        assert daemons
+        for child in children:
+            assert [one for one in child.net_connections("inet") if one.status == psutil.CONN_LISTEN] == []
+        assert any(child.net_connections("unix") for child in daemons)
+        sockets = [one for one in folder.iterdir() if one.is_socket()]
+        assert sockets and all(folder.stat().st_uid == os.geteuid() for one in sockets)
 
 
 def test_what_killed_servers_left_is_removed(tmp_path: Path) -> None:
