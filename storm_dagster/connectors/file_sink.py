@@ -2,24 +2,26 @@
 
 import csv
 import io
+import logging
 import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
-from storm_dagster.connectors.settings import assets_of, client_library, client_settings
+from storm_dagster.connectors.settings import assets_of, client_settings, file_system
 from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["FileSink"]
 
+_log = logging.getLogger(__name__)
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
 """Stores where a file appears when all of it is written. Elsewhere it gets its name then."""
-_TOKEN = re.compile(r"-(\d{12})-[0-9a-f]{16}\.\w+$")
+_TOKEN = re.compile(r"-(\d{12})(?:-[0-9a-f]{16})?\.\w+$")
 
 
 class FileSink:
@@ -40,16 +42,13 @@ class FileSink:
         self._fs: Any = None
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
-        """Find the newest file of the owner. On a file system, an earlier opening of the owner finishes no file any more;
-        object storage has no means for that, there only the worker's lease ends it."""
-        import fsspec
-
-        options = {"use_listings_cache": False, **client_settings(conf, self._prefix)}
-        # The error of another file system names its package itself.
-        with client_library("s3") if self._url.startswith("s3") else nullcontext():
-            fs, folder = fsspec.url_to_fs(self._url, **options)
+        """Find the newest file of the owner. An earlier opening of the owner finishes no file any more, on file systems and
+        on S3. Other object storage has no means for that: there only the worker's lease ends it, which is logged."""
+        fs, folder = file_system(self._url, client_settings(conf, self._prefix))
         me, self._opening = file_name_of(owner), secrets.token_hex(8)
         self._fs, self._path, self._staging = fs, f"{folder.rstrip('/')}/{me or 'part'}", ""
+        self._upload: dict[str, Any] | None = None
+        """On S3, the upload of the next file: open before the file before it is complete, for the next opening to abort."""
         if _WHOLE.isdisjoint({fs.protocol} if isinstance(fs.protocol, str) else fs.protocol):
             staging = f"{folder.rstrip('/')}/_staging"
             fs.makedirs(staging, exist_ok=True)
@@ -61,8 +60,50 @@ class FileSink:
             fs.makedirs(self._staging)
         if not owner:
             return None
-        fs.invalidate_cache()
-        return max((int(found[1]) for path in fs.glob(f"{self._path}-*") if (found := _TOKEN.search(path))), default=0)
+        newest = self._newest()
+        if hasattr(fs, "call_s3"):
+            before = -1
+            while before != newest:
+                # The first of an earlier opening's next two files fails without its upload, so the second is not begun.
+                for token in (newest + 1, newest + 2):
+                    self._abort_uploads(self._place(token))
+                before, newest = newest, self._newest()
+            self._upload = self._begin_upload(newest + 1)
+        elif not self._staging:
+            why = "a worker that is frozen in an upload for longer than its lease may leave a batch twice"
+            _log.warning("%s has no means to fence an earlier writer: %s", self._url, why)
+        return newest
+
+    def _newest(self) -> int:
+        found = map(_TOKEN.search, self._fs.glob(f"{self._path}-*"))
+        return max((int(one[1]) for one in found if one), default=0)
+
+    def _place(self, token: int) -> dict[str, str]:
+        bucket, _, key = f"{self._path}-{token:012d}.{self._format}".partition("/")
+        return {"Bucket": bucket, "Key": key}
+
+    def _begin_upload(self, token: int) -> dict[str, Any]:
+        place = self._place(token)
+        return {**place, "UploadId": self._fs.call_s3("create_multipart_upload", **place)["UploadId"]}
+
+    def _abort_uploads(self, place: Mapping[str, str]) -> None:
+        # Some servers find uploads by their whole key only.
+        listed = self._fs.call_s3("list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"])
+        for one in listed.get("Uploads", ()):
+            # One that is not there any more may be complete: the file is looked for afterwards.
+            with suppress(FileNotFoundError):
+                if one["Key"] == place["Key"]:
+                    self._fs.call_s3("abort_multipart_upload", **place, UploadId=one["UploadId"])
+
+    def _finish_upload(self, data: bytes, token: int) -> None:
+        upload = self._upload or {}
+        if upload["Key"] != self._place(token)["Key"]:
+            raise Unavailable(f"{self._path} has no upload for token {token}: open it again")
+        part = self._fs.call_s3("upload_part", **upload, PartNumber=1, Body=data)
+        following = self._begin_upload(token + 1)
+        parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        self._fs.call_s3("complete_multipart_upload", **upload, MultipartUpload=parts)
+        self._upload = following
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Write the file of a batch."""
@@ -77,10 +118,13 @@ class FileSink:
 
         write_or_reject(rows, add, lambda error: True)
         target = f"{self._path}-{token:012d}-{self._opening}.{self._format}"
-        if not self._staging:
+        if not self._staging and self._upload is None:
             self._fs.pipe_file(target, data)
             return
         try:
+            if self._upload is not None:
+                self._finish_upload(data, token)
+                return
             with self._fs.open(f"{self._staging}/{token}", "wb") as file:
                 file.write(data)
                 file.flush()

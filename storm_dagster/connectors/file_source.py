@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
-from storm_dagster.connectors.settings import assets_of, client_library, client_settings
+from storm_dagster.connectors.settings import assets_of, client_settings, file_system
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
 from storm_dagster.model.errors import InvalidTopology
@@ -44,10 +44,7 @@ class FileSource(Source):
 
     def open(self, conf: Mapping[str, Any], context: Any) -> None:
         """Find the file system."""
-        with client_library("s3"):
-            from fsspec.core import url_to_fs
-
-            self._fs, self._pattern = url_to_fs(self.path, **client_settings(conf, "files."))
+        self._fs, self._pattern = file_system(self.path, client_settings(conf, "files."))
         self._times: dict[str, float | None] = {}
         self._unread: dict[str, int] = {}
         """Files to read, in their order -> records that were read."""
@@ -63,7 +60,7 @@ class FileSource(Source):
         self._times = {
             name: _seconds(info)
             for name, info in found.items()
-            if info["type"] == "file" and name.rsplit("/", 1)[-1][0] not in "._"
+            if info["type"] == "file" and name.rsplit("/", 1)[-1][:1] not in ("", ".", "_")
         }
         return self._times.keys()
 

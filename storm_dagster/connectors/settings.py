@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,15 @@ def client_library(extra: str) -> Iterator[None]:
     except ImportError as error:
         what = f"{error.name} is not installed on this host" if error.name else str(error)
         raise MissingPart(f"{what}: pip install storm-dagster[{extra}]") from None
+
+
+def file_system(url: str, settings: Mapping[str, Any]) -> tuple[Any, str]:
+    """The file system of fsspec that a URL names, and the path there. It lists anew each time."""
+    import fsspec
+
+    # The error of another file system names its package itself.
+    with client_library("s3") if url.startswith("s3") else nullcontext():
+        return fsspec.url_to_fs(url, **{"use_listings_cache": False, **settings})
 
 
 def assets_of(system: str, *names: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Workers that write to a sink."""
+"""Workers that write to a sink, and an S3 server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,39 @@ import pytest
 
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.sink_rig import SinkRig
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """URL of an S3 server on loopback."""
+    # Its import takes a second, and few tests need it.
+    from moto.s3.exceptions import NoSuchUpload
+    from moto.s3.models import MultipartDict
+    from moto.server import ThreadedMotoServer
+
+    def missing(uploads: Any, name: str) -> Any:
+        raise NoSuchUpload(upload_id=name)
+
+    # As S3 answers; this server answers 500 otherwise, which clients repeat.
+    MultipartDict.__missing__ = missing  # type: ignore[attr-defined]
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
+    """(conf of the connectors, a bucket of the test, file system)."""
+    import fsspec
+
+    (tmp_path / "secret").write_text("test\n")
+    conf = {"files.endpoint_url": s3_server, "files.key": "test", "files.secret.file": str(tmp_path / "secret")}
+    fs = fsspec.filesystem("s3", endpoint_url=s3_server, key="test", secret="test", use_listings_cache=False)
+    bucket = f"b-{abs(hash(tmp_path))}"
+    fs.mkdir(bucket)
+    return conf, bucket, fs
 
 
 @pytest.fixture

@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 from pyarrow import parquet
 
 from storm_dagster.connectors import FileSink, Rejected, Row
@@ -27,26 +28,12 @@ def numbers(*found: int) -> list[Row]:
     return [Row({"n": n}) for n in found]
 
 
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(params=["file", "s3"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], str, Any]:
     """(conf, URL, file system)."""
     if request.param == "file":
         return {}, str(tmp_path / "out"), fsspec.filesystem("file")
-    (tmp_path / "secret").write_text("test\n")
-    endpoint = request.getfixturevalue("s3_server")
-    conf = {"files.endpoint_url": endpoint, "files.key": "test", "files.secret.file": str(tmp_path / "secret")}
-    fs = fsspec.filesystem("s3", endpoint_url=endpoint, key="test", secret="test", use_listings_cache=False)
-    bucket = f"b-{abs(hash(tmp_path))}"
-    fs.mkdir(bucket)
+    conf, bucket, fs = request.getfixturevalue("s3")
     return conf, f"s3://{bucket}/out", fs
 
 
@@ -64,7 +51,8 @@ def test_the_newest_token_is_in_the_name_of_the_newest_file(where: tuple[dict[st
     assert (sink.open(conf, "t/a/1.0"), other.open(conf, "t/a/1.1")) == (0, 0)
     sink.write(numbers(1, 2), 1)
     sink.write(numbers(3), 2)
-    sink.write(numbers(3), 2)  # The answer was lost.
+    # The answer was lost.
+    assert sink.open(conf, "t/a/1.0") == 2
     other.write(numbers(4), 1)
     sink.close()
     assert again.open(conf, "t/a/1.0") == 2
@@ -103,6 +91,62 @@ def test_an_earlier_opening_finishes_no_file(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(Unavailable):
         second.write(numbers(3), 2)
     assert lines_of(fsspec.filesystem("file"), url) == [1]
+
+
+def test_an_earlier_opening_finishes_no_file_on_s3(s3: tuple[dict[str, Any], str, Any]) -> None:
+    conf, bucket, fs = s3
+    url = f"s3://{bucket}/out"
+    first, second, third = (FileSink(url) for _ in range(3))
+    first.open(conf, "me")
+    first.write(numbers(1), 1)
+    assert second.open(conf, "me") == 1
+    with pytest.raises(Unavailable, match="opened elsewhere"):
+        first.write(numbers(99), 2)
+    second.write(numbers(2), 2)
+    # It is frozen between the upload and its end, while another one finds no file of it, and writes the batch.
+    begin = second._begin_upload
+
+    def overtaken(token: int) -> dict[str, Any]:
+        begun = begin(token)
+        assert third.open(conf, "me") == 2
+        third.write(numbers(3), 3)
+        return begun
+
+    second._begin_upload = overtaken
+    with pytest.raises(Unavailable, match="opened elsewhere"):
+        second.write(numbers(98), 3)
+    for token, why in ((3, "opened elsewhere"), (4, "no upload for token 4")):
+        with pytest.raises(Unavailable, match=why):
+            second.write(numbers(98), token)
+    third.write(numbers(4), 4)
+    assert lines_of(fs, url) == [1, 2, 3, 4]
+    # Another one is complete just before its upload would be aborted: its file is found.
+    fourth, abort = FileSink(url), FileSink._abort_uploads
+
+    def completed(sink: FileSink, place: Any) -> None:
+        with suppress(Unavailable):
+            third.write(numbers(5), 5)
+        abort(sink, place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileSink, "_abort_uploads", completed)
+        assert fourth.open(conf, "me") == 5
+    fourth.write(numbers(6), 6)
+    assert lines_of(fs, url) == [1, 2, 3, 4, 5, 6]
+
+
+def test_object_storage_that_cannot_fence_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert FileSink("file://" + str(tmp_path)).open({}, "me") == 0
+    assert "fence" not in caplog.text
+    fsspec.register_implementation("gs", Elsewhere, clobber=True)
+    assert FileSink("gs://bucket/out").open({}, "me") == 0
+    assert "gs://bucket/out has no means to fence an earlier writer" in caplog.text
+
+
+class Elsewhere(MemoryFileSystem):
+    """Object storage that is not S3."""
+
+    protocol = "gs"
 
 
 def test_no_part_of_a_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import importlib
+import io
 import os
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from storm_dagster.api import Bolt, Topology, Tuple
+from storm_dagster.api import Bolt, Spout, Topology, Tuple
 from storm_dagster.connectors import FileSource, SourceSpout, source_spout
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 
@@ -110,6 +114,89 @@ def test_csv_parquet_and_text_also_compressed(tmp_path: Path) -> None:
     with TopologyHarness(reading(tmp_path / "*.txt.gz", decode="text")) as harness:
         run_until(harness, lambda: positions(harness) == {"a.txt.gz": "end"})
     assert Use.seen == ["eins", "zwölf"]
+
+
+def test_new_files_of_a_bucket_are_read_once_and_from_where_they_were_left(
+    s3: tuple[dict[str, Any], str, Any], tmp_path: Path
+) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    conf, bucket, fs = s3
+    table = io.BytesIO()
+    write_table(pyarrow.table({"n": ["4", None]}), table)
+    fs.pipe_file(f"{bucket}/in/a.jsonl", b'{"n": "1"}\n\n{"n": "2"}\n')
+    fs.pipe_file(f"{bucket}/in/_half.jsonl", b'{"n": "99"}')
+    fs.pipe_file(f"{bucket}/in/b.csv", b"n\n3\n")
+    fs.pipe_file(f"{bucket}/in/c.parquet", table.getvalue())
+    for name, found in (("*.jsonl", ["1", "2"]), ("*.csv", ["3"]), ("*.parquet", ["4", None])):
+        topology = reading(f"s3://{bucket}/in/{name}")
+        with TopologyHarness(topology, state_dir=tmp_path / name[2:], conf=conf) as harness:
+            run_until(harness, lambda: set(positions(harness).values()) == {"end"})
+            assert [row["n"] for row in Use.seen] == found and harness.errors == []
+            assert harness.tasks("rows")[0].blocking, "in a thread of its own"
+    # Consoles make an empty object for a folder.
+    fs.call_s3("put_object", Bucket=bucket, Key="logs/sub/", Body=b"")
+    fs.pipe_file(f"{bucket}/logs/sub/e.jsonl", b'{"n": "6"}')
+    topology = reading("x.csv", source=FileSource(f"s3://{bucket}/logs/**", format="lines"))
+    with TopologyHarness(topology, conf=conf) as harness:
+        run_until(harness, lambda: positions(harness) == {"e.jsonl": "end"} and harness.errors == [])
+    with TopologyHarness(reading(f"s3://{bucket}/in/*.jsonl"), state_dir=tmp_path / "jsonl", conf=conf) as harness:
+        fs.pipe_file(f"{bucket}/in/d.jsonl.gz", b"")
+        fs.pipe_file(f"{bucket}/in/late.jsonl", b'{"n": "5"}')
+        run_until(harness, lambda: len(positions(harness)) == 2)
+        run_until(harness, lambda: lags(harness) == {"files": [0, 0.0]})
+        assert [row["n"] for row in Use.seen] == ["5"] and harness.errors == []
+
+
+class Beats(Spout):
+    outputs: ClassVar[Any] = ["n"]
+
+    def next_tuple(self) -> None:
+        self.emit([{"n": "beat"}])
+
+
+def test_a_store_that_does_not_answer_keeps_no_other_task_waiting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        conf = {
+            "files.endpoint_url": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "files.anon": True,
+            "files.config_kwargs": {"retries": {"max_attempts": 0}},
+        }
+
+        class Both(reading("s3://bucket/*.jsonl")):
+            beats = Beats.spec()
+            use = Use.spec(inputs=[beats])
+
+        with TopologyHarness(Both, state_dir=tmp_path, conf=conf) as harness:
+            # The question is there, and has no answer.
+            asked = []
+            silent.settimeout(0)
+
+            def is_asked() -> bool:
+                try:
+                    asked.append(silent.accept()[0])
+                except BlockingIOError:
+                    pass
+                return bool(asked)
+
+            run_until(harness, is_asked)
+            before = len(Use.seen)
+            run_until(harness, lambda: len(Use.seen) > before + 1000)
+            for connection in asked:
+                connection.close()
+            silent.close()
+            run_until(harness, lambda: [name for name, _ in harness.errors] == ["rows"])
+
+
+def test_a_missing_client_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    # What fsspec has imported for another test it does not import again.
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
+    with pytest.raises(MissingPart, match=r"pip install storm-dagster\[s3\]"):
+        FileSource("s3://bucket/*.csv").open({}, None)
+    with pytest.raises(ImportError, match="gcsfs"):
+        FileSource("gs://bucket/*.csv").open({}, None)
 
 
 def test_a_file_that_cannot_be_read_is_named_and_stops_no_other(
