@@ -1,5 +1,6 @@
 """Kafka as a sink."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,7 +96,16 @@ class KafkaSink:
                 errors.append(error.str())
 
         for key, value in messages:
-            self._producer.produce(self._topic, value=value, key=key, on_delivery=delivered)
+            until = time.monotonic() + _SECS
+            while True:
+                try:
+                    self._producer.produce(self._topic, value=value, key=key, on_delivery=delivered)
+                    break
+                except BufferError:
+                    # The client's queue is full of what the brokers have not taken yet.
+                    if time.monotonic() > until:
+                        raise
+                    self._producer.poll(0.1)
         left = self._producer.flush(_SECS)
         if errors or left:
             raise Unavailable(f"topic {self._topic} has not taken a batch: {[*errors, f'{left} messages wait'][0]}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import datetime, timezone
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, ClassVar, Literal, cast
 
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
@@ -28,7 +28,9 @@ _OURS = {
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
 }
-_ASK_SECS, _CLOSE_SECS = 10.0, 2.0
+_ASK_SECS, _CLOSE_SECS = 10.0, 0.05
+_STALE_SECS = 1.0
+"""Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a partition."""
 _AWAY = ("_ALL_BROKERS_DOWN", "_TRANSPORT", "_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "REQUEST_TIMED_OUT")
 
 
@@ -96,7 +98,7 @@ class KafkaSource(Source):
         self._wanted: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._ends: dict[str, int] = {}
-        self._next_lookup = 0.0
+        self._next_lookup = self._read_at = 0.0
         self._asked: deque[tuple[str, Callable[[], Any], Callable[[Any], None]]] = deque()
         self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
         on_error = {"error_cb": lambda error: self._errors.append(self._readable(error)), "logger": _log}
@@ -217,6 +219,7 @@ class KafkaSource(Source):
     def read(self, most: int, full: Collection[str]) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """What librdkafka has fetched."""
         self._serve()
+        self._read_at = time.monotonic()
         if self._waiting and (now := time.monotonic()) >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
             names = list(self._waiting)
@@ -279,13 +282,14 @@ class KafkaSource(Source):
         """Records after the committed offset, by the newest ends that are known."""
         found: dict[str, Lag] = {}
         asked: list[str] = []
+        stale = time.monotonic() - self._read_at > _STALE_SECS
         for name in (*self._assigned, *self._waiting):
             end = -1
             if name in self._assigned and name not in self._paused:
                 end = self._consumer.get_watermark_offsets(self._at(name), cached=True)[1]
-            if end < 0:
+            if end < 0 or stale:
                 asked.append(name)
-                end = self._ends.get(name, -1)
+                end = max(end, self._ends.get(name, -1))
             stored = self._stored.get(name)
             found[name] = Lag(None if end < 0 or stored is None else max(0, end - stored))
         if asked:
@@ -295,29 +299,25 @@ class KafkaSource(Source):
         return found
 
     def close(self) -> None:
-        """Store what is to be committed, unless the brokers need longer than two seconds, and close the consumer."""
-        until = time.monotonic() + _CLOSE_SECS
+        """Store what is to be committed, and close the consumer, in a thread. The loop waits for it for 50 ms: what could
+        not be sent to the brokers until then is not stored."""
         self._asked.clear()
-        if self._answer is not None and self._answer[0] != "commit":
-            # What it says is of no use any more.
-            self._answer = (*self._answer[:2], lambda _: None)
-        self._errors.clear()
-        while True:
-            # Who has lost the task stores nothing over what its next owner stores.
-            if self._may_write() and not self._errors:
-                self.commit({})
-            self._serve()
-            left = until - time.monotonic()
-            last = [self._answer[1]] if self._answer is not None else []
-            if not last or left <= 0 or not wait(last, left).done:
-                break
+        stored = Event()
 
         def end() -> None:
-            wait(last)
+            for last in (False, True):
+                if self._answer is not None:
+                    wait([self._answer[1]])
+                self._serve()
+                # Who has lost the task stores nothing over what its next owner stores.
+                if not last and self._may_write():
+                    self.commit({})
+            stored.set()
             self._asker.close()
             self._consumer.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()
+        stored.wait(_CLOSE_SECS)
 
 
 def _name_of(topic: str, number: int) -> str:

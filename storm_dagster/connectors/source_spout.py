@@ -234,6 +234,9 @@ class SourceSpout(Spout):
         if self._done:
             done, self._done = self._done, []
             self._guarded(lambda: self._source.ack(done))
+        if self._mine is not None and now >= self._next_refresh:
+            # Also while nothing is read: what is new counts for the lag.
+            self._guarded(self._refresh, now)
         if now >= self._next_commit:
             self._next_commit = now + _COMMIT_SECS
             self._guarded(lambda: self._commit(now))
@@ -282,6 +285,7 @@ class SourceSpout(Spout):
 
     def close(self) -> None:
         """Commit what is finished, return the rest of a queue, and close the source."""
+        self._mine = None
         if self.context.may_write():
             self._next_commit = self._next_lag = 0.0
             self._on_clock()

@@ -81,6 +81,12 @@ def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
         run_until(harness, lambda: positions(harness).get("c.jsonl") == "end")
         run_until(harness, lambda: lags(harness) == {"files": [0, 0.0]})
         assert harness.errors == []
+        # Also while the topology is inactive.
+        harness.shared.active = False
+        write(folder / "e.jsonl", '{"n": 5}')
+        run_until(harness, lambda: lags(harness)["files"][0] == 1)
+        assert [row["n"] for row in Use.seen] == [1, 2, 3, 4]
+    (folder / "e.jsonl").unlink()
     write(folder / "d.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(10, 40)))
     with TopologyHarness(reading(folder / "*.jsonl", max_open=3, use=Chokes), state_dir=state) as harness:
         Chokes.bad = {20}

@@ -85,6 +85,14 @@ def test_rows_become_messages(broker: str, request: pytest.FixtureRequest, topic
     assert (b"7", {"n": 7}) in messages(bootstrap, topic)
 
 
+def test_a_batch_is_larger_than_the_queue_of_the_client(mock: str, topic: str) -> None:
+    sink = KafkaSink(topic)
+    sink.open({"kafka.bootstrap.servers": mock, "kafka.queue.buffering.max.messages": 100}, "")
+    sink.write([Row({"n": n}) for n in range(2000)], 1)
+    sink.close()
+    assert sorted(value["n"] for _, value in messages(mock, topic)) == list(range(2000))
+
+
 def test_a_broker_that_is_away_is_an_error_and_nothing_waits_for_it_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storm_dagster.connectors.kafka_sink._SECS", 0.3)
     conf = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.log_level": 0}
@@ -96,6 +104,9 @@ def test_a_broker_that_is_away_is_an_error_and_nothing_waits_for_it_at_the_end(m
         sink.close()
 
 
+SMALL = {"kafka.queue.buffering.max.messages": 10}
+
+
 def test_messages_that_no_broker_takes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with mock_cluster() as bootstrap:
         sink = KafkaSink("t")
@@ -103,6 +114,10 @@ def test_messages_that_no_broker_takes_are_an_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("storm_dagster.connectors.kafka_sink._SECS", 0.3)
     with pytest.raises(Unavailable, match="1 messages wait"):
         sink.write([Row({"n": 1})], 1)
+    sink.close()
+    sink.open({"kafka.bootstrap.servers": bootstrap, "kafka.log_level": 0, **SMALL}, "")
+    with pytest.raises(BufferError, match="Queue full"):
+        sink.write([Row({"n": n}) for n in range(20)], 1)
     sink.close()
 
 

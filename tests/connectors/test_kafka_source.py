@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from storm_dagster.api import Bolt, Spout, Topology, Tuple
-from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, source_spout
+from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, kafka_source, source_spout
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
@@ -172,6 +172,55 @@ def test_an_offset_that_somebody_commits_for_a_partition_that_stands_still_stays
         kafka.commit(GROUP, topic, [5] * 4)
         rest = {other: end for other, end in ends.items() if other != name}
         run_until(harness, lambda: kafka.committed(GROUP, topic) == {**rest, name: 5})
+
+
+def test_what_was_acked_last_is_stored_at_the_end(kafka: KafkaRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    with harness_of(kafka, reading(topic)) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 4)
+        monkeypatch.setattr(source_spout, "_COMMIT_SECS", 3600)
+        kafka.produce(topic, range(100, 108))
+        run_until(harness, lambda: len(Use.seen) == 48 and harness.engine.drained() and not harness.engine.open_trees())
+    # Consumers are closed in a thread.
+    eventually(lambda: kafka.committed(GROUP, topic) == kafka.ends(topic), 20)
+
+
+@pytest.mark.skipif(bool(REAL), reason="ends its brokers")
+def test_brokers_that_are_away_at_the_end_are_not_waited_for() -> None:
+    kafka = KafkaRig()
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    with harness_of(kafka, reading(topic)) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 4)
+        source = harness.tasks("records")[0]._source
+        kafka.close()
+        source._wanted = dict.fromkeys(source._wanted, 1)
+        began = time.monotonic()
+        source.close()
+        # The loop may be away for 50 ms.
+        assert time.monotonic() - began < 0.5 and source._stored != source._wanted
+
+
+@pytest.mark.parametrize("why", ["inactive", "full"])
+def test_lag_grows_while_nothing_is_read(kafka: KafkaRig, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_BATCH", 4)
+    monkeypatch.setattr(kafka_source, "_STALE_SECS", 0.1)
+    topic = kafka.topic()
+    Chokes.bad = set(range(4000))
+    # Each task has one partition: when that is full, all of its are.
+    topology = reading(topic, par=4, body={"on_poison": "block", "max_open": 1}, bolt=Chokes)
+    # Librdkafka fetches nothing while its queue has a record.
+    conf = {"kafka.queued.min.messages": 1}
+    with harness_of(kafka, topology, **conf) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 4)
+        harness.shared.active = why == "full"
+        total = 0
+        for more in (80, 400, 800):
+            kafka.produce(topic, range(total, total + more))
+            total += more
+            run_until(harness, lambda total=total: sum(lag or 0 for lag in lags(harness).values()) == total)
+        assert harness.errors == [] or why == "full"
 
 
 def test_a_lost_position_stops_its_partition_and_says_so_until_another_is_committed(kafka: KafkaRig) -> None:

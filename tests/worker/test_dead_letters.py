@@ -423,3 +423,20 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
     assert metric() == 0
     used = (rig.folder / "used").read_text().split("\n")
     assert sorted(used) == sorted(["", *(f"{n} set" for n in range(100))])
+
+
+def test_letters_that_are_dropped_are_counted(tmp_path: Path) -> None:
+    conf = {"topology.dead.letter.max.bytes": 12_000}
+    with TopologyHarness(build(Numbers, InLoop, **conf), state_dir=tmp_path) as harness:
+        run_until(harness, lambda found: found.dead_letters)
+        letters, metrics = letters_of(harness), letters_of(harness)._runner.stats.metrics
+        assert "dead_letters_dropped" not in metrics
+        for n in range(60):
+            assert letters.give_up(n, [n, Decimal(1), AT], None, None)
+        kept = len(harness.run().dead_letters)
+        assert metrics["dead_letters"] == kept < 61 and metrics["dead_letters_dropped"] == 61 - kept
+        # Marks of replayed letters need room, too.
+        while letters.answer(LetterQuestion(0, replay=True))["entries"]:
+            harness.run()
+        left = [one for one in harness.run().dead_letters if "replayed_ms" not in one]
+        assert metrics["dead_letters"] == len(left)

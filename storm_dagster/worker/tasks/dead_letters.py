@@ -104,7 +104,7 @@ class DeadLetters:
         self._tries: BoundedMap[Any, dict[str, Any]] = BoundedMap(_MOST_IDS)
         self._replays: dict[int, _Replay] = {}
         self._last = 0
-        self._count = 0
+        self._count = self._dropped = 0
         self.file: LetterFile | None = None
         if context._state_dir is not None:
             folder = state_folder(context._state_dir, context.topology_name, runner.component).with_suffix(".letters")
@@ -119,8 +119,8 @@ class DeadLetters:
             )
         if self.file is not None:
             self._last = max(self.file.read(), default=0)
-            self._adopt(self.file)
             self._recount(self.file)
+            self._adopt(self.file)
 
     def _adopt(self, mine: LetterFile) -> None:
         """Take over letters of tasks that are no more, since the component has fewer."""
@@ -132,7 +132,8 @@ class DeadLetters:
                 other = LetterFile(mine.path.with_name(f"{index}.jsonl"), 0)
                 for letter in other.read().values():
                     self._last += 1
-                    mine.append(msgspec.json.encode({**letter, "number": self._last}))
+                    line = msgspec.json.encode({**letter, "number": self._last})
+                    self._append(mine, line, "replayed_ms" not in letter)
                 other.path.unlink(missing_ok=True)
                 other.old.unlink(missing_ok=True)
 
@@ -175,8 +176,7 @@ class DeadLetters:
             self._tries.pop(_key(tup_id), None)
             tell(True, tup_id)
             return
-        self._change(tup_id, replayed_ms=self._runner.shared.now_ms())
-        self._publish(self._count - 1)
+        self._change(tup_id, -1, replayed_ms=self._runner.shared.now_ms())
 
     def on_failed(self, root: int, what: Any, lost: bool, tell: Tell) -> None:
         """A tuple failed. ``lost``: with a worker, which is no try of the tuple."""
@@ -186,7 +186,7 @@ class DeadLetters:
         task, component, error = runner.shared.ledger.reasons.pop(root, (0, "", why))
         failure = {"error": error, "component": component, "failed_task": task, "last_ms": now}
         if type(tup_id) is _Replay:
-            self._change(tup_id, tries=tup_id.letter["tries"] + 1, **failure)
+            self._change(tup_id, 0, tries=tup_id.letter["tries"] + 1, **failure)
             return
         if not lost:
             key = _key(tup_id)
@@ -198,12 +198,23 @@ class DeadLetters:
                 return
         tell("lost" if lost else False, tup_id)
 
-    def _change(self, replay: _Replay, **fields: Any) -> None:
+    def _append(self, file: LetterFile, line: bytes, more: int) -> None:
+        """Add a line, for ``more`` letters to replay. Those that are dropped for it are counted, and logged."""
+        runner, count = self._runner, self._count + more
+        if file.append(line):
+            self._recount(file)
+            self._dropped += count - self._count
+            runner.metric("dead_letters_dropped", self._dropped)
+            _log.warning("the oldest dead letters of %s-%d are dropped", runner.component, runner.task_id)
+        else:
+            self._publish(count)
+
+    def _change(self, replay: _Replay, more: int, **fields: Any) -> None:
         number = replay.letter["number"]
         self._replays.pop(number, None)
         try:
             assert self.file is not None
-            self.file.append(msgspec.json.encode({"number": number, **fields}))
+            self._append(self.file, msgspec.json.encode({"number": number, **fields}), more)
         except OSError as error:
             self._runner.report(error, f"dead letter {number} was emitted again, which cannot be noted")
 
@@ -248,11 +259,7 @@ class DeadLetters:
                 letter["raw"] = base64.b64encode(encode_value(values)).decode()
             if len(line := msgspec.json.encode(letter)) > self.file.most // 2:
                 line = msgspec.json.encode({**letter, "values": shown(values, 1000), "raw": None})
-            if self.file.append(line):
-                _log.warning("the oldest dead letters of %s-%d are dropped", runner.component, runner.task_id)
-                self._recount(self.file)
-            else:
-                self._publish(self._count + 1)
+            self._append(self.file, line, 1)
         except Exception as error:
             runner.report(error, "a dead letter cannot be kept")
             return False
