@@ -88,12 +88,11 @@ class FileSink:
 
     def _abort_uploads(self, place: Mapping[str, str]) -> None:
         # Some servers find uploads by their whole key only.
-        listed = self._fs.call_s3("list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"])
-        for one in listed.get("Uploads", ()):
+        found = self._fs.call_s3("list_multipart_uploads", Bucket=place["Bucket"], Prefix=place["Key"])
+        for one in (each for each in found.get("Uploads", ()) if each["Key"] == place["Key"]):
             # One that is not there any more may be complete: the file is looked for afterwards.
             with suppress(FileNotFoundError):
-                if one["Key"] == place["Key"]:
-                    self._fs.call_s3("abort_multipart_upload", **place, UploadId=one["UploadId"])
+                self._fs.call_s3("abort_multipart_upload", **place, UploadId=one["UploadId"])
 
     def _finish_upload(self, data: bytes, token: int) -> None:
         upload = self._upload or {}

@@ -209,7 +209,8 @@ def test_lag_grows_while_nothing_is_read(kafka: KafkaRig, why: str, monkeypatch:
     topic = kafka.topic()
     Chokes.bad = set(range(4000))
     # Each task has one partition: when that is full, all of its are.
-    topology = reading(topic, par=4, body={"on_poison": "block", "max_open": 1}, bolt=Chokes)
+    body = {"on_poison": "block", "max_open": 1}
+    topology = reading(topic, par=4 if why == "full" else 1, body=body, bolt=Chokes)
     # Librdkafka fetches nothing while its queue has a record.
     conf = {"kafka.queued.min.messages": 1}
     with harness_of(kafka, topology, **conf) as harness:
