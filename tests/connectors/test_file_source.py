@@ -8,6 +8,7 @@ import io
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,7 +74,10 @@ def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
     write(folder / "a.jsonl", '{"n": 3}', 3000)
     write(folder / "_half.jsonl", '{"n": 99}')
     write(folder / ".half.jsonl", '{"n": 99}')
-    with TopologyHarness(reading(folder / "*.jsonl"), state_dir=state) as harness:
+    inactive = threading.Event()
+    with TopologyHarness(
+        reading(folder / "*.jsonl", deactivate=lambda self: inactive.set()), state_dir=state
+    ) as harness:
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end", "b.jsonl": "end"})
         assert [row["n"] for row in Use.seen] == [1, 2, 3], "the oldest first"
         # Late, and with a time before all others.
@@ -82,7 +86,8 @@ def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(
         run_until(harness, lambda: lags(harness) == {"files": [0, 0.0]})
         assert harness.errors == []
         # Also while the topology is inactive.
-        harness.shared.active = False
+        harness.engine.activate(False)
+        run_until(harness, inactive.is_set)
         write(folder / "e.jsonl", '{"n": 5}')
         run_until(harness, lambda: lags(harness)["files"][0] == 1)
         assert [row["n"] for row in Use.seen] == [1, 2, 3, 4]
