@@ -108,7 +108,7 @@ def main() -> None:
         "--only",
         choices=[
             "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
-            "submission", "start", "peers", "pages", "spark", "spark-faults",
+            "submission", "start", "peers", "pages", "spark", "spark-faults", "event-log",
         ],
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
@@ -144,6 +144,14 @@ def main() -> None:
         from cache import report as cache_report
 
         for metric, reference, ours in cache_report(quick=options.quick):
+            row(metric, reference, ours)
+        if options.only:
+            return
+    if options.only in (None, "event-log"):
+        # Without a cluster: views of one, and a ZooKeeper server for the memory of sensors.
+        from event_log import report as event_log_report
+
+        for metric, reference, ours in event_log_report():
             row(metric, reference, ours)
         if options.only:
             return
