@@ -11,12 +11,13 @@ import click
 
 import storm_dagster
 import storm_dagster.api
+import storm_dagster.client
 import storm_dagster.connectors
 import storm_dagster.testing
 from storm_dagster.cli.app import VERBS, cli
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.build import build_storm_resources
-from storm_dagster.model import records
+from storm_dagster.model import records, verbs
 from storm_dagster.model.conf import CONF_KEYS, default_conf, keys_without_meaning
 
 
@@ -122,10 +123,21 @@ def api_page() -> list[str]:
     lines += ["## Sources and sinks", "", "All of it is importable from `storm_dagster.connectors`.", ""]
     for name in sorted(storm_dagster.connectors.__all__):
         lines += autodoc(_kind(getattr(storm_dagster.connectors, name)), f"storm_dagster.connectors.{name}")
+    lines += ["## Client", "", "All of it is importable from `storm_dagster.client`.", ""]
+    for name in sorted(storm_dagster.client.__all__):
+        lines += autodoc(_kind(getattr(storm_dagster.client, name)), f"storm_dagster.client.{name}")
+    lines += ["Every verb that changes a topology has a function, which is `change_topology` of that verb:", ""]
+    lines += rows(["verb", "function"], ((f"`{verb}`", f"`{_function_of(verb)}`") for verb in verbs.VERBS))
     lines += ["## Testing", "", "All of it is importable from `storm_dagster.testing`.", ""]
     for name in sorted(storm_dagster.testing.__all__):
         lines += autodoc(_kind(getattr(storm_dagster.testing, name)), f"storm_dagster.testing.{name}")
     return lines
+
+
+def _function_of(verb: str) -> str:
+    """Name in `storm_dagster.client` of the function for a verb."""
+    name = verb.replace("-", "_").replace("rollback", "roll_back")
+    return name if "_" in name else f"{name}_topology"
 
 
 def _kind(value: object) -> str:
@@ -161,6 +173,10 @@ def dagster_page() -> list[str]:
     lines += ["## In your own code location", "", "All of it is importable from `storm_dagster`.", ""]
     for name in sorted(set(storm_dagster.__all__) - set(storm_dagster.api.__all__) - {"__version__"}):
         lines += autodoc(_kind(getattr(storm_dagster, name)), f"storm_dagster.{name}")
+    lines += [
+        "`storm_dagster.defs.defs` is a whole code location with these definitions (`dagster dev -m storm_dagster.defs`); "
+    ]
+    lines += ["`storm_dagster.defs.build_storm_defs` is the function above.", ""]
     lines += ["## Resources", ""]
     for resource in build_storm_resources().values():
         lines += autodoc("class", f"{type(resource).__module__}.{type(resource).__name__}")

@@ -101,6 +101,7 @@ def test_a_command_is_accepted(place: str, line: str) -> None:
     if arguments[0].startswith("-"):
         return
     verb, *rest = arguments
+    assert "#" not in rest, f"{place}: two spaces stand before a comment: {line}"
     assert verb in VERBS, f"{place}: no verb {verb!r}"
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
@@ -111,6 +112,15 @@ def test_a_command_is_accepted(place: str, line: str) -> None:
     if "--help" in rest:
         return
     command.make_context(verb, list(rest), resilient_parsing=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_with_commands_names_its_language(page: Path) -> None:
+    """A block without a language is checked by nothing."""
+    blocks = re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    assert [
+        code for language, code in blocks if not language and re.search(r"^ *(\$|storm-dagster) ", code, re.M)
+    ] == []
 
 
 def test_the_units_of_the_production_page_run_verbs() -> None:
