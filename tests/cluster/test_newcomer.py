@@ -1,7 +1,7 @@
 """A newcomer's first day: a stock Dagster project adds three lines and a declared topology, deploys it, sees it heal,
 upgrades it, ends it, and removes the lines again. Whatever else the project does is as before, run by run.
 
-The package stays installed in the environment of the project; `tests/install` and `tests/distribution` install it."""
+The package is installed all the time; `tests/distribution` installs it into an empty environment."""
 
 from __future__ import annotations
 

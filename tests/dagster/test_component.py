@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,25 @@ def test_without_a_cluster_the_run_fails_with_the_typed_error(tmp_path: Path) ->
     with dg.DagsterInstance.ephemeral() as instance:
         result = defs.resolve_job_def("submit_wc").execute_in_process(instance=instance, raise_on_error=False)
     assert step_failure(result)[0] == "Unavailable"
+
+
+def test_the_scaffolded_example_burns_no_core(tmp_path: Path) -> None:
+    """Its spout has a rate of its own: a worker that asks it all the time gets a tuple only now and then."""
+    with create_defs_folder_sandbox() as sandbox:
+        folder = sandbox.scaffold_component(component_cls=StormTopologyComponent, defs_path="clicks")
+        (file,) = folder.glob("*_topology.py")
+        scaffolded = runpy.run_path(str(file))
+    emitted: list[Any] = []
+
+    class Asked(scaffolded["LineSpout"]):
+        """The spout without a worker around it."""
+
+        def emit(self, values: Any, **_: Any) -> None:
+            emitted.append(values)
+
+    spout: Any = Asked()
+    spout.initialize({}, None)
+    calls = 20_000
+    for _ in range(calls):
+        spout.next_tuple()
+    assert 1 <= len(emitted) < calls / 10

@@ -22,11 +22,10 @@ def dagster_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dagster
         yield server
 
 
-@pytest.fixture
-def stock_dagster(tmp_path: Path) -> Iterator[tuple[Path, DagsterServer]]:
+@pytest.fixture(scope="module")
+def stock_dagster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, DagsterServer]]:
     """A webserver on an instance without ``dagster.yaml``, and its folder: runs stay in the queue."""
-    home = tmp_path / "stock-dagster"
-    home.mkdir()
+    home = tmp_path_factory.mktemp("stock-dagster")
     with serve_dagster(home) as server:
         yield home, server
 

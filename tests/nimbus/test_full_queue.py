@@ -8,7 +8,9 @@ import dagster as dg
 import pytest
 import yaml
 
+from storm_dagster.cli.health import check_dagster
 from storm_dagster.defs.declared import deploy as declared_deploy
+from storm_dagster.model.conf import default_conf
 from storm_rigs.dagster_server import DagsterServer
 from storm_rigs.nimbuses import Nimbuses
 
@@ -56,3 +58,19 @@ def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
         # The sensor records what was deployed, once that has happened.
         key = dg.AssetKey(["topologies", "wc"])
         assert instance.get_latest_materialization_event(key) is None
+
+
+def test_doctor_advises_on_the_settings_of_a_stock_instance(stock_dagster: tuple[Path, DagsterServer]) -> None:
+    """After the state of the Dagster, which has no daemon here: a row for each setting that could be better."""
+    _, server = stock_dagster
+    conf = {**default_conf(), "dagster.graphql.url": server.url, "dagster.location": "storm"}
+    (state, found, remedy), *advice = check_dagster(conf, timeout=60.0)
+    assert (state, found.partition(" (")[0]) == ("warning", "its daemon does not report")
+    assert remedy.startswith("start dagster-daemon")
+    assert {state for state, _, _ in advice} == {"ok"}, "nothing breaks without it"
+    assert [found for _, found, _ in advice] == [
+        "could be better: sensors.use_threads is false",
+        "could be better: run_queue.dequeue_interval_seconds is 5",
+    ]
+    assert [remedy.partition(": ")[0] for _, _, remedy in advice] == ["true", "1"]
+    assert all("; it costs: " in remedy for _, _, remedy in advice)

@@ -1,4 +1,4 @@
-"""Dagster project of a user (``tests/dagster/newcomer_project``), to which our package is added and removed again."""
+"""Dagster project of a user (``tests/dagster/newcomer_project``), to which three lines and a declared topology are added."""
 
 from __future__ import annotations
 
