@@ -14,7 +14,7 @@ from storm_dagster.client import upload
 from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, hash_file
-from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.chaos.workload import WordCount
 
@@ -217,8 +217,15 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     assert (now["id"], now["status"]) == (running["id"], "ACTIVE")
     assert [w["pid"] for w in now["workers"]] == [w["pid"] for w in running["workers"]]
 
-    # And one that is whole takes its place, and goes on where it stood.
-    done = cluster.cli("update", "back", code["new"], *CONF)
+    # And one that is whole takes its place, and goes on where it stood. What it changes in the conf is shown first.
+    changed = ("--conf", "topology.message.timeout.secs=9", "--conf", "wordcount.lines.per.second=null")
+    shown = run_cli("update", "back", code["new"], *changed, "--dry-run", home=cluster.home).check().out
+    assert shown.splitlines()[:2] == ["topology.message.timeout.secs: 8 -> 9", "wordcount.lines.per.second: 80 -> null"]
+    done = cluster.cli("update", "back", code["new"], *changed)
+    assert done["conf"] == {
+        "topology.message.timeout.secs": {"old": 8, "new": 9},
+        "wordcount.lines.per.second": {"old": 80, "new": None},
+    }
     assert done["id"] != running["id"] and done["status"] == "ACTIVE"
     assert old not in versions(cluster.show("back")).values()
     wait_for_all(cluster, "back")

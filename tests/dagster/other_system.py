@@ -63,14 +63,24 @@ sys.path.pop(0)
 home, target = Path(sys.argv[1]), sys.argv[2]
 
 
-def ticks() -> dict[str, str]:
-    """Every sensor and schedule of the definitions, and of a declared topology -> what it asked for."""
+def ticks() -> dict[str, tuple[str, str]]:
+    """Every sensor and schedule of the definitions, of a declared topology, and of a user -> type and text of its tick."""
     import dagster as dg
     from dagster.components.testing import create_defs_folder_sandbox
 
-    from storm_dagster import StormTopologyComponent, build_storm_defs
+    from storm_dagster import StormTopologyComponent, build_alert_sensor, build_storm_defs, build_zookeeper_sensor
 
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
+    alerts = build_alert_sensor(print)
+    changes = build_zookeeper_sensor(
+        "change_sensor",
+        "/other-system/topology",
+        lambda *_: [],
+        job_name="submit_topology",
+        tick_secs=1.0,
+        home=str(home),
+    )
+    users = dg.Definitions(sensors=[alerts, changes])
     declared = {"name": "declared", "target": target, "home": str(home)}
     with create_defs_folder_sandbox() as sandbox, dg.instance_for_test() as instance:
         path = sandbox.scaffold_component(
@@ -78,13 +88,14 @@ def ticks() -> dict[str, str]:
             defs_yaml_contents={"type": "storm_dagster.StormTopologyComponent", "attributes": declared},
         )
         with sandbox.load_component_and_build_defs(defs_path=path) as (_, own):
-            for defs in (build_storm_defs(home=str(home), tick_secs=1.0), own):
+            for defs in (dg.Definitions.merge(build_storm_defs(home=str(home), tick_secs=1.0), users), own):
                 dg.Definitions.validate_loadable(defs)
                 resources = dict(defs.resources or {})
                 repository = defs.get_repository_def()
                 for sensor in repository.sensor_defs:
                     with dg.build_sensor_context(instance=instance, definitions=defs, resources=resources) as context:
-                        found[sensor.name] = type(sensor.evaluate_tick(context)).__name__
+                        data = sensor.evaluate_tick(context)
+                        found[sensor.name] = (type(data).__name__, data.skip_message or "")
                 for schedule in repository.schedule_defs:
                     with dg.build_schedule_context(
                         instance=instance,
@@ -92,7 +103,8 @@ def ticks() -> dict[str, str]:
                         repository_def=repository,
                         scheduled_execution_time=datetime.now(timezone.utc),
                     ) as context:
-                        found[schedule.name] = type(schedule.evaluate_tick(context)).__name__
+                        data = schedule.evaluate_tick(context)
+                        found[schedule.name] = (type(data).__name__, data.skip_message or "")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,9 +43,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory, zookeeper_server: str) -> Ite
 
 
 def test_definitions_load_and_every_sensor_and_schedule_ticks(seen: dict[str, Any]) -> None:
-    ticks = seen["ticks"]
+    ticks = {name: text for name, (_, text) in seen["ticks"].items()}
     assert {"heartbeat_sensor", "lifecycle_sensor", "inbox_cleanup_schedule"} <= set(ticks)
     assert [name for name in ticks if "declared" in name], "a declared topology has a sensor of its own"
+    # Each saw the cluster: a sensor that cannot reach it skips as well, and says why.
+    assert ticks["heartbeat_sensor"].startswith("2 workers of 1 topologies live on 1 supervisors"), ticks
+    assert ticks["alert_sensor"] == "0 alerts sent, 0 problems known"
+    assert re.match(r"/other-system/topology has not changed since zxid [1-9]", ticks["change_sensor"]), ticks
+    assert not [name for name, text in ticks.items() if "out of reach" in text or "Linux" in text], ticks
 
 
 def test_the_command_line_lists_topologies(seen: dict[str, Any]) -> None:
