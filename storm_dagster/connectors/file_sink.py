@@ -138,7 +138,10 @@ class FileSink:
             os.close(folder)
 
     def close(self) -> None:
-        """Remove the folder of unfinished files."""
+        """Remove the folder of unfinished files, or the upload that no file came for."""
+        if self._fs is not None and self._upload is not None:
+            with suppress(OSError):
+                self._fs.call_s3("abort_multipart_upload", **self._upload)
         if self._fs is not None and self._staging and self._fs.exists(self._staging):
             self._fs.rm(self._staging, recursive=True)
 

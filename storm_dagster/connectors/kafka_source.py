@@ -99,6 +99,7 @@ class KafkaSource(Source):
         self._stored: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._next_lookup = self._read_at = 0.0
+        self._closed = False
         self._asked: deque[tuple[str, Callable[[], Any], Callable[[Any], None]]] = deque()
         self._answer: tuple[str, Future[Any], Callable[[Any], None]] | None = None
         on_error = {"error_cb": lambda error: self._errors.append(self._readable(error)), "logger": _log}
@@ -299,25 +300,30 @@ class KafkaSource(Source):
         return found
 
     def close(self) -> None:
-        """Store what is to be committed, and close the consumer, in a thread. The loop waits for it for 50 ms: what could
-        not be sent to the brokers until then is not stored."""
+        """Store what is to be committed, and close the consumer, in a thread. The loop waits for it for 50 ms: what was
+        not sent to the brokers by then is not stored, since the task may have another owner."""
+        if self._closed:
+            return
+        self._closed = True
         self._asked.clear()
-        stored = Event()
+        stored, late = Event(), Event()
 
         def end() -> None:
-            for last in (False, True):
-                if self._answer is not None:
-                    wait([self._answer[1]])
-                self._serve()
-                # Who has lost the task stores nothing over what its next owner stores.
-                if not last and self._may_write():
-                    self.commit({})
-            stored.set()
-            self._asker.close()
-            self._consumer.close()
+            try:
+                for last in (False, True):
+                    if self._answer is not None:
+                        wait([self._answer[1]])
+                    self._serve()
+                    if not last and not late.is_set() and self._may_write():
+                        self.commit({})
+            finally:
+                stored.set()
+                self._asker.close()
+                self._consumer.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()
-        stored.wait(_CLOSE_SECS)
+        if not stored.wait(_CLOSE_SECS):
+            late.set()
 
 
 def _name_of(topic: str, number: int) -> str:

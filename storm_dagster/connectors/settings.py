@@ -24,12 +24,14 @@ def client_library(extra: str) -> Iterator[None]:
 
 
 def file_system(url: str, settings: Mapping[str, Any]) -> tuple[Any, str]:
-    """The file system of fsspec that a URL names, and the path there. It lists anew each time."""
+    """The file system of fsspec that a URL names, and the path there. It remembers no lists of files."""
     import fsspec
 
     # The error of another file system names its package itself.
     with client_library("s3") if url.startswith("s3") else nullcontext():
-        return fsspec.url_to_fs(url, **{"use_listings_cache": False, **settings})
+        # SFTP hands what it does not know to its client, which refuses it.
+        fresh = {} if url.startswith(("sftp:", "ssh:")) else {"use_listings_cache": False}
+        return fsspec.url_to_fs(url, **{**fresh, **settings})
 
 
 def assets_of(system: str, *names: str) -> list[str]:

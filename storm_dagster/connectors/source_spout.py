@@ -95,6 +95,7 @@ class SourceSpout(Spout):
         self._committed: dict[str, Any] = {}
         self._done: list[Any] = []
         self._next_commit = self._next_lag = self._next_refresh = 0.0
+        self._active = True
         self._reported: dict[str, float] = {}
         self._source = copy.copy(self.source)
         self._source.open(conf, context)
@@ -225,6 +226,14 @@ class SourceSpout(Spout):
             then = f"its partition stops {most} records after it (on_poison of the source is block)"
             self.raise_exception(RuntimeError(f"{one} failed {one.tries} times and is tried for ever: {then}"))
 
+    def deactivate(self) -> None:
+        """Commit what finishes from now on at once: the worker may end when all is finished."""
+        self._active, self._next_commit = False, 0.0
+
+    def activate(self) -> None:
+        """Commit once a second."""
+        self._active = True
+
     # -- clock --------------------------------------------------------------------------------------------
 
     def _on_clock(self) -> None:
@@ -238,7 +247,7 @@ class SourceSpout(Spout):
             # Also while nothing is read: what is new counts for the lag.
             self._guarded(self._refresh, now)
         if now >= self._next_commit:
-            self._next_commit = now + _COMMIT_SECS
+            self._next_commit = now + (_COMMIT_SECS if self._active else 0.0)
             self._guarded(lambda: self._commit(now))
         if now >= self._next_lag:
             self._guarded(self._report_lag)

@@ -30,12 +30,9 @@ HEALING_TAGS = {"dagster/priority": "1000"}
 _UPKEEP_JOBS = ("clean_inbox", "prune_history", "roll_up_metrics")
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,60}")
-_WARM_RUNS_TESTED = ((1, 13), (1, 14))
-"""(first release, first excluded release) whose internals warm runs and the guarded UI were tested with."""
-TESTED_DAGSTER = ",".join(
-    f"{sign}{major}.{minor}" for sign, (major, minor) in zip((">=", "<"), _WARM_RUNS_TESTED, strict=True)
-)
-"""The same as a requirement."""
+_TESTED = "1.13"
+TESTED_DAGSTER = f"~={_TESTED}.0"
+"""Releases whose internals warm runs and the guarded UI were tested with."""
 
 
 def queue_tags(job: str) -> dict[str, str]:
@@ -100,8 +97,7 @@ def dagster_version() -> str:
 
 def warm_runs_tested(version: str) -> bool:
     """Whether warm runs were tested with this version of Dagster. With another one runs start the stock way."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and _WARM_RUNS_TESTED[0] <= (int(found[1]), int(found[2])) < _WARM_RUNS_TESTED[1]
+    return f"{version}.".startswith(f"{_TESTED}.")
 
 
 STORAGE_REMEDY = (

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,16 +53,14 @@ def require_release(distribution: str, what: str) -> None:
     """Raise :class:`MissingPart` where ``distribution`` is installed in a release that we do not run with."""
     from packaging.requirements import Requirement
 
-    for line in _requirements():
-        wanted = Requirement(line)
-        if wanted.name == distribution and not (wanted.marker and "extra" in str(wanted.marker)):
-            found = importlib.metadata.version(distribution)
-            if not wanted.specifier.contains(found, prereleases=True):
-                raise MissingPart(
-                    f"{what} needs {distribution}{wanted.specifier}, and {found} is installed: "
-                    f"{sys.executable} -m pip install '{distribution}{wanted.specifier}'",
-                    name=distribution,
-                )
+    # It may be part of an archive, for example: it was imported.
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.version(distribution)
+        for wanted in map(Requirement, _requirements()):
+            allowed = "+" in found or wanted.specifier.contains(found, prereleases=True)
+            if wanted.name == distribution and wanted.marker is None and not allowed:
+                pip = f"{sys.executable} -m pip install '{wanted}'"
+                raise MissingPart(f"{what} needs {wanted}, and {found} is installed: {pip}", name=distribution)
 
 
 def require_linux(what: str) -> None:

@@ -87,7 +87,7 @@ def spark_connect_command(
         # An executor works in a folder of its own, which its worker removes.
         settings["spark.executor.defaultJavaOptions"] = "-Djava.io.tmpdir=."
     sockets = str(local_dir)
-    if len(sockets) > _LONGEST_SOCKET_FOLDER and not master.startswith("spark://") and os.path.isdir("/proc/self/fd"):
+    if len(sockets) > _LONGEST_SOCKET_FOLDER and master.startswith("local") and os.path.isdir("/proc/self/fd"):
         # A short name of it, as long as this process lives, or what it becomes.
         local_dir.mkdir(parents=True, exist_ok=True)
         folder = os.open(local_dir, os.O_RDONLY)

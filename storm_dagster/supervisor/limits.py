@@ -66,7 +66,11 @@ class MemoryGuard:
         for live in workers:
             members = sessions.get(live.process.pid, [])
             used, limit = resident_bytes(members), self._known.get(live.worker.id, (live, 0))[1]
-            if (size := sizes.get((live.worker.work.topology_id, live.port)) or limit) != limit:
+            # A process gives nothing back: a smaller size is that of its next start.
+            place = (live.worker.work.topology_id, live.port)
+            # Placements of older releases name none.
+            size = int(sizes.get(place, 0) or (place in sizes and self.conf["worker.memory.size"]) or 0)
+            if size > limit:
                 limit = size
                 self._limit(live, limit, members)
             if 0 < limit < used and live.worker.id not in self._ended:
@@ -106,8 +110,9 @@ class MemoryGuard:
 
     def _report(self, live: LiveWorker, used: int, limit: int) -> None:
         text = (
-            f"its worker used {used / _MIB:.1f} MiB of memory, worker.memory.size allows {limit / _MIB:.1f} MiB: it was "
-            "ended; raise worker.memory.size in the topology's conf, or use more workers"
+            f"its worker used {used / _MIB:.1f} MiB of memory, its placement allows {limit / _MIB:.1f} MiB: it was "
+            "ended; raise worker.memory.size in the topology's conf (topology.master.worker.memory.size, or that of the "
+            "user-defined worker, if it has one), or use more workers"
         )
         topology_id = live.worker.work.topology_id
         _log.error("slot %d, %s: %s", live.port, topology_id, text, extra={"topology": topology_id})

@@ -85,7 +85,7 @@ class JsonOnly:
         # In small letters: for any other type Dagster executes the address.
         if kind.partition(b";")[0].strip() != b"application/json":
             return InvalidRequest(f"a {scope['method']} needs the content type application/json")
-        if not length.isdigit() or int(length) > _MOST_BODY_BYTES:
+        if b"transfer-encoding" in headers or not length.isdigit() or int(length) > _MOST_BODY_BYTES:
             return InvalidRequest(f"a {scope['method']} needs a Content-Length, and at most {_MOST_BODY_BYTES} bytes")
         return None
 

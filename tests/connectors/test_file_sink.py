@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -135,10 +136,12 @@ def test_an_earlier_opening_finishes_no_file_on_s3(s3: tuple[dict[str, Any], str
     assert lines_of(fs, url) == [1, 2, 3, 4, 5, 6]
 
 
-def test_object_storage_that_cannot_fence_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_object_storage_that_cannot_fence_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert FileSink("file://" + str(tmp_path)).open({}, "me") == 0
     assert "fence" not in caplog.text
-    fsspec.register_implementation("gs", Elsewhere, clobber=True)
+    monkeypatch.setitem(_registry, "gs", Elsewhere)
     assert FileSink("gs://bucket/out").open({}, "me") == 0
     assert "gs://bucket/out has no means to fence an earlier writer" in caplog.text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from storm_dagster.model import paths
@@ -55,6 +57,21 @@ def test_a_token_pins_its_staging_and_upload_until_it_expires() -> None:
     assert garbage.tokens == ("t",) and garbage.blobs == ("upload.other.archive",)
     garbage, memory = find_garbage(inventory, memory, boot_now=3660.0, **LIMITS)
     assert set(garbage.blobs) == {"wc-1-1-stormjar.jar", "staging.t.record", "upload.other.archive"}
+
+
+def test_whose_an_upload_is_outlives_its_parts() -> None:
+    """Without that a submission of a limited user would have no limits."""
+    begun = Inventory(blobs=("upload.h.submitter",), nodes={}, tokens={})
+    _, memory = find_garbage(begun, {}, boot_now=0.0, **LIMITS)
+    sent = replace(begun, blobs=("upload.h.archive", "upload.h.conf", "upload.h.submitter"))
+    garbage, memory = find_garbage(sent, memory, boot_now=3599.0, **LIMITS)
+    garbage, memory = find_garbage(sent, memory, boot_now=3600.0, **LIMITS)
+    assert garbage.blobs == ()
+    garbage, memory = find_garbage(sent, memory, boot_now=3599.0 + 3600.0, **LIMITS)
+    assert set(garbage.blobs) == {"upload.h.archive", "upload.h.conf"}
+    _, memory = find_garbage(begun, memory, boot_now=7200.0, **LIMITS)
+    garbage, _ = find_garbage(begun, memory, boot_now=7200.0 + 3600.0, **LIMITS)
+    assert garbage.blobs == ("upload.h.submitter",)
 
 
 def test_a_damaged_token_pins_its_staging() -> None:

@@ -71,15 +71,16 @@ class Uploads:
             )
         try:
             self.bind(handle)
-        except StormDagsterError:
+        except BaseException:
             self._open.remove(handle)
             raise
         return handle
 
     def bind(self, handle: str) -> None:
-        """Store whose upload it is, for later leaders and for its submission, whoever launches that."""
-        if (user := LIMITED_USER.get()) is not None:
-            self._blobs.put(f"upload.{handle}.submitter", user.encode())
+        """Store whose upload it is, for later leaders and for its submission, which that limits, whoever launches it."""
+        key = f"upload.{handle}.submitter"
+        if (user := LIMITED_USER.get()) is not None and not self._blobs.exists(key):
+            self._blobs.put(key, user.encode())
 
     def check(self, handle: str) -> None:
         """:class:`KeyNotFound` unless the user whose request is answered may have begun it."""
@@ -150,6 +151,7 @@ class Uploads:
         lacking = [part for part in PARTS if part not in parts]
         if lacking:
             raise InvalidRequest(f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it")
+        self.bind(handle)
         return parts
 
     def cancel(self, handle: str) -> None:
@@ -164,7 +166,8 @@ class Uploads:
         self.cancel(handle)
 
     def _drop(self, handle: str) -> None:
-        for key in self._blobs.keys(f"upload.{handle}."):
+        # Whose it was goes last.
+        for key in sorted(self._blobs.keys(f"upload.{handle}."), key=lambda key: key.endswith(".submitter")):
             try:
                 self._blobs.delete(key)
             except KeyNotFound:

@@ -5,6 +5,7 @@ base in ZooKeeper nor a token that still counts, it was seen so by this observer
 grace time, and the lists of nodes and blobs were read before the lists of tokens and bases.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -95,6 +96,8 @@ def find_garbage(
         if token in counting and not (token in inventory.tokens and inventory.tokens[token].published)
     }
 
+    handles = Counter(key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs)
+
     def limit_of(key: str) -> float | None:
         """Seconds for which the blob must have been seen as garbage; ``None`` when it is in use."""
         topology_id = id_of_blob_key(key)
@@ -113,8 +116,10 @@ def find_garbage(
         if key.startswith("staging-of."):
             return None if inventory.newest.get(key) in counting else grace_secs
         if key.startswith("upload."):
-            handle = key[len("upload.") :].rpartition(".")[0]
-            return None if handle in pinned_handles else upload_secs
+            handle, _, part = key[len("upload.") :].rpartition(".")
+            # Whose upload it is outlives the parts, which may come for hours.
+            kept = handle in pinned_handles or (part == "submitter" and handles[handle] > 1)
+            return None if kept else upload_secs
         return None  # A blob that a user put there.
 
     waiting = 0
