@@ -9,6 +9,7 @@ when the server has dropped the session.
 import hashlib
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -243,6 +244,7 @@ def plan_on_cluster(
         planner.ids, planner.token = ids, derived_spark_token(conf)
         return planner(batch)
     if master:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         where = {"spark.master": str(master)}
         return plan_classic(lambda: open_session(where) if open_session else open_classic(str(master)), batch)
     raise Unavailable(

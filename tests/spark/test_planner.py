@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -148,6 +149,21 @@ def test_errors_come_through_a_deadline() -> None:
 def test_the_conf_names_no_spark() -> None:
     with pytest.raises(Unavailable, match=r"set spark\.remote"):
         plan_on_cluster(load_cluster_conf(), None, WARM_BATCH)
+
+
+def test_a_classic_session_runs_its_functions_in_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark takes ``python3`` of PATH otherwise, which may not have this package: seen with a cluster of `spark.master`."""
+    monkeypatch.setenv("PYSPARK_PYTHON", "")
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    seen: list[str | None] = []
+
+    def refuse(where: Mapping[str, str]) -> SparkSession:
+        seen.append(os.environ.get("PYSPARK_PYTHON"))
+        raise Unavailable("enough was seen")
+
+    with pytest.raises(Unavailable, match="enough"):
+        plan_on_cluster({"spark.master": "local[1]"}, None, WARM_BATCH, open_session=refuse)
+    assert seen == [sys.executable]
 
 
 @pytest.mark.spark
