@@ -300,11 +300,11 @@ def _check_listening(url: str) -> None:
 
 def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
     """Add the archive as an artifact: a copy named ``.zip``, since Spark identifies Python archives by suffix."""
+    from pyspark import SparkFiles
+
     with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
-        copy = Path(folder) / "topology.zip"
+        # A local Spark compares it with its own copy at each job: it stays in the folder that goes with the driver.
+        remote = target[0] == "remote"
+        copy = Path(folder if remote else Path(SparkFiles.getRootDirectory()).parent) / "topology.zip"
         shutil.copyfile(archive, copy)
-        if target[0] == "remote":
-            add_python_archive(session, copy)
-        else:
-            # addPyFile copies at once into Spark's own folder.
-            session.sparkContext.addPyFile(str(copy))
+        add_python_archive(session, copy) if remote else session.sparkContext.addPyFile(str(copy))

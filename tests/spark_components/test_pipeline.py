@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -314,13 +315,20 @@ def test_a_batch_is_cut_by_bytes_too(example: Any, conf: dict[str, Any]) -> None
     assert len(bolt._collector.acked) == 4
 
 
-def test_classic_spark_in_the_worker_with_an_injected_conf() -> None:
+def test_classic_spark_in_the_worker_with_an_injected_conf(tmp_path: Path) -> None:
     import subprocess
 
+    with zipfile.ZipFile(tmp_path / "stormjar.jar", "w") as archive:
+        archive.writestr("users_code.py", "def double(x):\n    return 2 * x\n")
     script = """
+import sys
+from pathlib import Path
 from storm_dagster.api.spark_session import drop_worker_session, worker_session
 conf = {"spark.master": "local[1]", "topology.spark.conf": {"spark.sql.shuffle.partitions": 3}}
-session = worker_session(conf)
+for code in ("first-1-1", ""):
+    session = worker_session(conf, Path(sys.argv[1]), code)
+    found = session.sparkContext.parallelize([3]).map(lambda x: __import__("users_code").double(x)).collect()
+    assert found == [6], "code of the topology's archive, also of one that was added before"
 assert session.sparkContext.master == "local[1]", session
 assert session.conf.get("spark.sql.shuffle.partitions") == "3"
 assert worker_session(conf) is session
@@ -328,4 +336,5 @@ drop_worker_session(conf, object())
 assert worker_session(conf) is session, "somebody else's lost session changes nothing"
 drop_worker_session(conf, session)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
+    program = [sys.executable, "-c", script, str(tmp_path / "stormjar.jar")]
+    subprocess.run(program, check=True, timeout=120, capture_output=True)
