@@ -227,7 +227,7 @@ class SourceSpout(Spout):
             self.raise_exception(RuntimeError(f"{one} failed {one.tries} times and is tried for ever: {then}"))
 
     def deactivate(self) -> None:
-        """Commit what finishes from now on at once: the worker may end when all is finished."""
+        """Commit ten times a second from now on: the worker may end when all is finished."""
         self._active, self._next_commit = False, 0.0
 
     def activate(self) -> None:
@@ -247,7 +247,7 @@ class SourceSpout(Spout):
             # Also while nothing is read: what is new counts for the lag.
             self._guarded(self._refresh, now)
         if now >= self._next_commit:
-            self._next_commit = now + (_COMMIT_SECS if self._active else 0.0)
+            self._next_commit = now + (_COMMIT_SECS if self._active else 0.1)
             self._guarded(lambda: self._commit(now))
         if now >= self._next_lag:
             self._guarded(self._report_lag)
