@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any, Literal
 
 import msgspec
@@ -65,8 +66,8 @@ class FileSink:
             before = -1
             while before != newest:
                 # The first of an earlier opening's next two files fails without its upload, so the second is not begun.
-                for token in (newest + 1, newest + 2):
-                    self._abort_uploads(self._place(token))
+                for token, format in product((newest + 1, newest + 2), _FORMATS):
+                    self._abort_uploads(self._place(token, format))
                 before, newest = newest, self._newest()
             self._upload = self._begin_upload(newest + 1)
         elif not self._staging:
@@ -78,8 +79,8 @@ class FileSink:
         found = map(_TOKEN.search, self._fs.glob(f"{self._path}-*"))
         return max((int(one[1]) for one in found if one), default=0)
 
-    def _place(self, token: int) -> dict[str, str]:
-        bucket, _, key = f"{self._path}-{token:012d}.{self._format}".partition("/")
+    def _place(self, token: int, format: str = "") -> dict[str, str]:
+        bucket, _, key = f"{self._path}-{token:012d}.{format or self._format}".partition("/")
         return {"Bucket": bucket, "Key": key}
 
     def _begin_upload(self, token: int) -> dict[str, Any]:

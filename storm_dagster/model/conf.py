@@ -290,7 +290,7 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
 
 def seed_urls(conf: "ClusterConf") -> list[str]:
     """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole URL."""
-    scheme, port = "https" if conf.get("storm.tls.cert") else "http", conf["nimbus.http.port"]
+    scheme, port = "https" if conf.get("storm.tls.ca") else "http", conf["nimbus.http.port"]
     urls: list[str] = []
     for seed in map(str, conf["nimbus.seeds"] or ()):
         if "://" in seed:

@@ -159,7 +159,7 @@ class Security:
         """Keyword arguments for an HTTP client of the cluster: signatures, certificates, no proxy."""
         options: dict[str, Any] = {"trust_env": False}
         if self.secret is not None:
-            options["auth"] = signer(self.secret, tls=self.tls)
+            options["auth"] = signer(self.secret, tls=self.ca is not None)
         if self.ca is not None:
             options["verify"] = self.client_context()
         return options

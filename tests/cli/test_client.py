@@ -265,5 +265,5 @@ def test_a_seed_may_be_a_host_an_address_or_a_url() -> None:
     conf = load_cluster_conf(None, {"nimbus.seeds": ["a", "b:1", "http://c:2/"], "nimbus.http.port": 9})
     assert seed_urls(conf) == ["http://a:9", "http://b:1", "http://c:2"]
     # With TLS nothing goes to http unless somebody wrote it, and then the client refuses to.
-    secured = conf.with_values({"storm.tls.cert": "cert.pem"}, "test")
+    secured = conf.with_values({"storm.tls.ca": "ca.pem"}, "test")
     assert seed_urls(secured) == ["https://a:9", "https://b:1", "http://c:2"]

@@ -133,7 +133,14 @@ def test_an_earlier_opening_finishes_no_file_on_s3(s3: tuple[dict[str, Any], str
         patch.setattr(FileSink, "_abort_uploads", completed)
         assert fourth.open(conf, "me") == 5
     fourth.write(numbers(6), 6)
+    # An opening with another format, after a hot deploy, is one of the same owner.
+    fifth = FileSink(url, "csv")
+    assert fifth.open(conf, "me") == 6
+    with pytest.raises(Unavailable, match="opened elsewhere"):
+        fourth.write(numbers(99), 7)
+    fifth.write(numbers(7), 7)
     assert lines_of(fs, url) == [1, 2, 3, 4, 5, 6]
+    assert [path.rpartition(".")[2] for path in sorted(fs.glob(f"{bucket}/out/*"))] == ["jsonl"] * 6 + ["csv"]
 
 
 def test_object_storage_that_cannot_fence_says_so(

@@ -155,9 +155,9 @@ class DagsterTransport:
     def _shown(self, access: DagsterAccess) -> dict[str, Any]:
         """Keyword arguments of a request that prove who sends it."""
         headers, security = access.headers(), self._security
-        if headers or security.secret is None or (security.tls and not access.url.startswith("https:")):
+        if headers or security.secret is None or (security.ca and not access.url.startswith("https:")):
             return {"headers": headers}
-        return {"auth": signer(security.secret, tls=security.tls)}
+        return {"auth": signer(security.secret, tls=security.ca is not None)}
 
     def close(self) -> None:
         """Close the connections."""
