@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import dagster as dg
 
@@ -54,6 +55,8 @@ def step_errors() -> Iterator[None]:
 
 
 _MOST_ROWS = 500
+MOST_LOGS = 100
+"""Most workers whose logs one entry links to."""
 
 Cell = str | int | float | bool | None
 """What a table may hold."""
@@ -63,6 +66,12 @@ def notes(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
     """Sentences as a markdown list."""
     plain = [re.sub(r"([\\`*_\[\]<>])", r"\\\1", line.replace("\n", " ")) for line in lines]
     return dg.MetadataValue.md("\n".join(f"- {line}" for line in plain) or "none")
+
+
+def log_link(topology_id: str, host: str, port: int, service: str | None) -> str:
+    """A worker in markdown, linked to its log at its supervisor's HTTP ``service``, where there is one."""
+    file = quote(f"{topology_id}/{port}/worker.log", safe="")
+    return f"[{host}:{port}]({service}/api/v1/log?file={file})" if service else f"{host}:{port}"
 
 
 def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue:

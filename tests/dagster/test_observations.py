@@ -14,6 +14,7 @@ import pytest
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.healing.memory import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
+from storm_dagster.defs.observe.sensors import workers_observation
 from storm_dagster.model import paths
 from storm_rigs.dagster_results import SensorTick, shown, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
@@ -61,6 +62,25 @@ def test_what_changes_is_observed_once_a_minute_at_most(world: DagsterWorld) -> 
     assert [event.asset_key for event in second.asset_events] == [WORKERS]
     assert shown(second.asset_events[0])["not_running"] == 1
     assert tick(world, later(second.cursor)).skipped
+
+
+@pytest.mark.zookeeper
+def test_workers_link_to_their_logs(world: DagsterWorld) -> None:
+    assert world.submit("wc", conf={"topology.workers": 2}).success
+    view = world.cluster.load_view()
+    (topology,) = view.topologies.values()
+    first, second = sorted((worker.node, worker.host, worker.port) for worker in topology.workers)
+
+    def logs(**services: str | None) -> str:
+        found = {node: info.model_copy(update={"http": services.get(node)}) for node, info in view.supervisors.items()}
+        return shown(workers_observation(replace(view, supervisors=found), WORKERS))["logs"]
+
+    node, host, port = first
+    link = f"- wc [{host}:{port}](http://{host}:8000/api/v1/log?file={topology.id}%2F{port}%2Fworker.log)"
+    assert link in logs(**{node: f"http://{host}:8000"}).splitlines()
+    assert logs().splitlines() == [f"- wc {host}:{port}" for _, host, port in (first, second)]
+    # What its gone supervisor served is in nobody's reach.
+    assert shown(workers_observation(replace(view, supervisors={}), WORKERS))["logs"] == ""
 
 
 @pytest.mark.zookeeper

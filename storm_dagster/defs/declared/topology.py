@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 import dagster as dg
 
@@ -13,6 +12,7 @@ from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.defs.declared.checks import FreshnessAttributes, ScheduleAttributes, TopologyAlerts, check_results
 from storm_dagster.defs.declared.declaration import DATA_VERSION_TAG, Actual, Declaration, Described, LoadedFiles
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
+from storm_dagster.defs.metadata import MOST_LOGS, log_link
 from storm_dagster.defs.observe.sensors import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
@@ -20,8 +20,6 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-_MOST_WORKERS = 100
 
 
 @dataclass(frozen=True)
@@ -146,12 +144,10 @@ def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
 def workers_markdown(document: Mapping[str, Any], services: Mapping[str, str | None]) -> dg.MarkdownMetadataValue:
     """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP service."""
     rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
-    for worker in document["workers"][:_MOST_WORKERS]:
-        place, base = f"{worker['host']}:{worker['port']}", services.get(worker["node"])
-        file = quote(f"{document['id']}/{worker['port']}/worker.log", safe="")
-        linked = f"[{place}]({base}/api/v1/log?file={file})" if base else place
+    for worker in document["workers"][:MOST_LOGS]:
+        linked = log_link(document["id"], worker["host"], worker["port"], services.get(worker["node"]))
         tasks, code = encode_ranges(worker["tasks"]), str(worker["version"] or "")[:16]
         rows.append(f"| {linked} | {worker['pid'] or 'none'} | {tasks} | {code} |")
-    if len(document["workers"]) > _MOST_WORKERS:
-        rows.append(f"| ... and {len(document['workers']) - _MOST_WORKERS} more | | | |")
+    if len(document["workers"]) > MOST_LOGS:
+        rows.append(f"| ... and {len(document['workers']) - MOST_LOGS} more | | | |")
     return dg.MetadataValue.md("\n".join(rows))

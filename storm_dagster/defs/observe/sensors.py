@@ -13,7 +13,7 @@ import dagster as dg
 
 from storm_dagster.core.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.metadata import component_counts, notes, picture_markdown, table
+from storm_dagster.defs.metadata import MOST_LOGS, component_counts, log_link, notes, picture_markdown, table
 from storm_dagster.defs.observe.checks import CHECK_ASSETS, outcome_of, view_findings, violations_result
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model import paths
@@ -103,11 +103,18 @@ def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
 def workers_observation(view: ClusterView, key: dg.AssetKey) -> dg.AssetObservation:
     """Every slot that an assignment names, and whether its process runs."""
     rows = _workers(view)
+    linked = sorted(
+        (topology.base.name, log_link(topology.id, worker.host, worker.port, view.supervisors[worker.node].http))
+        for topology in view.topologies.values()
+        for worker in topology.workers
+        if worker.node in view.supervisors
+    )
     running = sum(status == "running" for _, _, _, status, _ in rows)
     return dg.AssetObservation(
         asset_key=key,
         metadata={
             "workers": table("topology host port:int status tasks", rows),
+            "logs": dg.MetadataValue.md("\n".join(f"- {name} {link}" for name, link in linked[:MOST_LOGS])),
             "wanted": len(rows),
             "running": running,
             "not_running": len(rows) - running,
