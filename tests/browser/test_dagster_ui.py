@@ -87,6 +87,7 @@ def test_a_topology_is_submitted_from_the_launchpad(ui: DagsterPages, cluster: L
     assert len(document["workers"]) == 4
 
 
+@pytest.mark.browser
 def test_the_graph_of_the_submission_is_green(ui: DagsterPages) -> None:
     ui.page.set_viewport_size({"width": 1440, "height": 640})
     ui.open("/locations/storm/asset-groups/submission/lineage")
@@ -95,6 +96,7 @@ def test_the_graph_of_the_submission_is_green(ui: DagsterPages) -> None:
     ui.picture("submission-graph")
 
 
+@pytest.mark.browser
 def test_the_placement_is_a_picture_in_the_metadata(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open(f"/assets/storm/assignment?view=partitions&partition={NAME}")
     row = ui.page.get_by_text("tasks_on_slots", exact=True).first

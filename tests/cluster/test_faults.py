@@ -122,6 +122,7 @@ def test_a_zookeeper_outage_pauses_and_restarts_nothing(cluster: LocalCluster, e
     cluster.cli("kill", "zookeeper", "-w", "0")
 
 
+@pytest.mark.long
 def test_a_bolt_that_raises_now_and_then_is_replayed_counted_and_shown(cluster: LocalCluster) -> None:
     cluster.cli("submit", f"{FLAKY}:Flaky", "--name", "flaky")
 

@@ -248,9 +248,9 @@ def _network(world: AvailabilityWorld) -> Network:
     return world.network
 
 
-TROUBLE = [leader_killed, leader_cut_off, zookeeper_leader_killed]
+TROUBLE = [leader_killed]
 MORE_TROUBLE = [
-    leader_frozen, follower_killed, follower_frozen, follower_cut_off, zookeeper_leader_frozen,
+    leader_cut_off, zookeeper_leader_killed, leader_frozen, follower_killed, follower_frozen, follower_cut_off, zookeeper_leader_frozen,
     zookeeper_leader_cut_off, zookeeper_follower_killed, zookeeper_follower_cut_off, supervisor_killed,
     supervisor_frozen,
 ]  # fmt: skip

@@ -137,6 +137,7 @@ def tally(cluster: LocalCluster) -> tuple[int, int, int]:
     return state
 
 
+@pytest.mark.long
 def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tmp_path: Path) -> None:
     content = tmp_path / "content"
     content.write_bytes(bytes(range(256)) * 400)
@@ -162,6 +163,7 @@ def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tm
     cluster.cli("blacklist", "remove", "h2")
 
 
+@pytest.mark.long
 def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
     """A supervisor of another host beside those of the cluster; all that runs there moves, and nothing else."""
     (like, *_) = daemons(cluster, "supervisor")
@@ -193,7 +195,7 @@ def test_a_drained_host_is_empty(cluster: LocalCluster) -> None:
         process.wait(30)
 
 
-@pytest.mark.long  # forty of them, over Thrift, are in every run
+@pytest.mark.long  # in one process they are in every run: tests/operations/test_duplicate_names.py
 def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(cluster: LocalCluster, tmp_path: Path) -> None:
     bundle = bundle_target(str(SLOW), (), folder=tmp_path, home=cluster.home)
     with cluster.nimbus() as nimbus:
@@ -224,6 +226,7 @@ def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(cluster: LocalC
     cluster.cli("kill", "contested", "-w", "0")
 
 
+@pytest.mark.long
 def test_deactivate_and_kill_let_what_is_in_flight_finish(cluster: LocalCluster) -> None:
     topology_id = cluster.cli("submit", f"{SLOW}:Slow", "--name", "slow")["id"]
     with pytest.raises(Conflict, match="is alive"):

@@ -295,6 +295,7 @@ def upload(client: Any, raw: bytes) -> str:
     return location
 
 
+@pytest.mark.long
 def test_of_many_submissions_with_one_name_exactly_one_is_taken(
     cluster: LocalCluster, project: Path, submitted: str, connect: Callable[[], Any]
 ) -> None:
@@ -414,6 +415,7 @@ def test_hot_deploy_and_gray_upgrade_over_thrift(
     cluster.wait_running(NAME, timeout=120)
 
 
+@pytest.mark.long
 def test_thrift_turns_a_topology_off_and_on_and_rebalances_it(
     client: Any, cluster: LocalCluster, submitted: str
 ) -> None:

@@ -169,6 +169,7 @@ def test_only_the_last_word_on_a_problem_counts() -> None:
     assert alerts_to_send([good, bad], {}) == [bad]
 
 
+@pytest.mark.long
 def test_a_flood_of_problems_keeps_the_cursor_small(desk: Desk) -> None:
     for number in range(100):
         desk.run("submit_topology", fails=True, partition=f"topology-{number}")

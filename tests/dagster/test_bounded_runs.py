@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from msgspec.structs import replace as changed
 
 from storm_dagster.core.liveness.detection import LivenessLimits
@@ -53,6 +54,7 @@ class Sensor:
         return [attempt.cause.key for attempt in attempts]
 
 
+@pytest.mark.long
 def test_a_cause_that_cannot_be_placed_gets_ten_runs_a_day_at_most() -> None:
     sensor, view = Sensor(), one_of_two_hosts_is_lost(1)
     asked: dict[str, list[int]] = {}

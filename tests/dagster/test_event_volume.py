@@ -48,6 +48,7 @@ def test_a_day_with_a_crash_and_a_rebalance_every_hour_stays_below_a_megabyte() 
     assert stored_bytes(events) < 1_000_000
 
 
+@pytest.mark.long
 def test_what_never_rests_is_observed_less_and_less() -> None:
     healthy = cluster(300)
     broken = without_a_worker(healthy)

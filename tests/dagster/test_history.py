@@ -138,6 +138,7 @@ def declared() -> dg.Definitions:
             return defs
 
 
+@pytest.mark.long
 def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlite: dg.DagsterInstance) -> None:
     everything = dg.Definitions.merge(
         build_storm_defs(local_cluster=True),

@@ -64,6 +64,7 @@ def test_the_session_for_users_is_dagster_pysparks(tmp_path: Path, spark_remote:
     assert resource.spark_session.range(5).count() == 5
 
 
+@pytest.mark.long
 def test_a_users_process_ends_although_its_spark_server_is_gone(tmp_path: Path, spark_server: SparkServer) -> None:
     """pyspark's exit hook alone would go on asking the dead server for ten minutes."""
     code = (

@@ -111,6 +111,7 @@ def test_the_socket_is_this_users_alone_and_refuses_what_it_has_not_loaded(place
         peer.close()
 
 
+@pytest.mark.long
 def test_runs_go_on_without_the_warm_process_and_its_successor_reports_them(place: Place) -> None:
     assert place.warm
     survivor, victim = place.launch("long"), place.launch("long")

@@ -99,6 +99,7 @@ def token_file(folder: Path, token: str) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_user_and_password_of_the_address_are_used_and_never_shown(
     gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:

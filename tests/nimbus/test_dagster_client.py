@@ -66,6 +66,7 @@ def test_submission_runs_six_steps(client: DagsterClient) -> None:
     client.report(["storm", "active_topology"], "wc", "killed by the leader while Dagster was away")
 
 
+@pytest.mark.long
 def test_a_named_cluster_launches_its_own_jobs_under_plain_words(dagster_server: DagsterServer) -> None:
     client = DagsterClient(
         DagsterTransport(lambda: DagsterAccess(dagster_server.url), timeout=90.0), names=DagsterNames("prod")

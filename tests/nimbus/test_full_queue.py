@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(30
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wordcount.py"
 
 
+@pytest.mark.long
 def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
     stock_dagster: tuple[Path, DagsterServer],
     nimbuses: Nimbuses,

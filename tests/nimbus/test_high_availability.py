@@ -214,6 +214,7 @@ def test_the_one_with_all_blobs_leads(nimbuses: Nimbuses, state: Callable[[], Zo
     assert leaders(third, again) == ["n1"]
 
 
+@pytest.mark.long
 def test_code_that_nobody_holds_blocks_no_one(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     """The topology is degraded; it is not deleted, and leadership is not blocked for ever."""
     first = nimbuses.start("n1").await_leading()
@@ -317,6 +318,7 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
     assert "not mounted" in caplog.text and "surprise" in caplog.text and "tries again in 2 s" in caplog.text
 
 
+@pytest.mark.long
 def test_the_last_copy_of_a_users_blob_outlives_a_leader_that_lacks_it(nimbuses: Nimbuses) -> None:
     """Stored while the other was away; its holder comes back as a follower, long after blobs like it are dropped."""
     expired = {"nimbus__inbox__jar__expiration__secs": 1}

@@ -415,6 +415,7 @@ def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(
 
 
 @pytest.mark.dagster
+@pytest.mark.long
 def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
     dagster_server: DagsterServer, nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
 ) -> None:

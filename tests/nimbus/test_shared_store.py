@@ -40,6 +40,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.long
 def test_blobs_outlive_every_nimbus(nimbuses: Nimbuses, bucket: str) -> None:
     keys = {"nimbus__blobstore__class": "fsspec", "blobstore__dir": f"s3://{bucket}/storm"}
     first = nimbuses.start("n1", **keys).await_leading()

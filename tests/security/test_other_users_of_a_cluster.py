@@ -144,6 +144,7 @@ def listening(cluster: LocalCluster) -> set[tuple[str, str, int]]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_no_port_of_it_serves_another_user(shared_cluster: LocalCluster) -> None:
     cluster = shared_cluster
     cluster.cli("submit", str(ROOT / "examples" / "wordcount.py"), "--name", NAME)

@@ -169,6 +169,7 @@ def test_a_classic_session_runs_its_functions_in_this_interpreter(monkeypatch: p
 @pytest.mark.spark
 @pytest.mark.zookeeper
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_session_is_the_planners_alone_and_replaced_once_when_it_is_closed(
     spark_remote: str, ids: ClusterSessionIds, zk_connect: Callable[..., object]
 ) -> None:
@@ -241,6 +242,7 @@ def test_a_process_ends_although_its_server_is_gone(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.zookeeper
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_the_session_of_a_cluster_is_warmed_once_and_kept(spark_remote: str, zk_state: ZooKeeperClusterState) -> None:
     cluster = StormClusterState.open(zk_state, create_root=True)
     conf = load_cluster_conf().with_values({"spark.remote": spark_remote}, "test")

@@ -47,6 +47,7 @@ def spark_row(*args: str, home: Path) -> dict[str, str]:
     return row
 
 
+@pytest.mark.long
 def test_a_conf_folder_is_enough(conf_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any HOME folder, as a code location on a host of its own."""
     monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path / "nowhere"))

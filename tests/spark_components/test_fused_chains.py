@@ -256,6 +256,7 @@ def test_a_killed_owner_repeats_its_batch_under_the_same_id(
     assert parquet_rows(tmp_path / "rows") == words + Counter({f"#{len(TEXT)}": lines})
 
 
+@pytest.mark.long
 def test_a_function_that_raises_repeats_its_batch_and_is_named(
     source: Path, tmp_path: Path, archive: Path, spark_remote: str
 ) -> None:

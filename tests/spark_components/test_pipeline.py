@@ -315,6 +315,7 @@ def test_a_batch_is_cut_by_bytes_too(example: Any, conf: dict[str, Any]) -> None
     assert len(bolt._collector.acked) == 4
 
 
+@pytest.mark.long
 def test_classic_spark_in_the_worker_with_an_injected_conf(tmp_path: Path) -> None:
     import subprocess
 

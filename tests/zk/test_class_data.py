@@ -28,6 +28,7 @@ def maps(server: EmbeddedZooKeeper, archive: Path) -> bool:
     return str(archive) in Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_first_server_makes_what_the_next_ones_map(cache: Path, tmp_path: Path) -> None:
     with EmbeddedZooKeeper(tmp_path / "a"):
         # While it does, others start without, and make none.
