@@ -243,7 +243,10 @@ def spout(
 
 
 def _component(base: type[Any], function: Callable[..., Any], outputs: Outputs, **settings: Any) -> Any:
-    hints = _hints_of(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        hints = {}  # It names types that only a type checker imports.
     fields: list[str] = []
     supplied: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
@@ -266,13 +269,6 @@ def _component(base: type[Any], function: Callable[..., Any], outputs: Outputs, 
         "_hints": hints,
     }
     return type(function.__name__, (base,), {**body, **settings})
-
-
-def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError, AttributeError):
-        return {}  # It names types that only a type checker imports.
 
 
 def _type_name(hint: Any) -> str:

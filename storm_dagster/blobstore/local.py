@@ -170,7 +170,9 @@ class LocalBlobStore:
         with stream:
             raw = stream.read()
         if hashlib.sha256(raw).hexdigest() != meta.sha256:
-            self._move_to_quarantine(meta)
+            self._quarantine.mkdir(exist_ok=True)
+            with self._exclusive(), suppress(FileNotFoundError):
+                os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)
             raise Corrupt(
                 f"blob {key!r} in {self.directory} no longer has its hash {meta.sha256}: it was moved to "
                 "quarantine; another nimbus may still hold it, otherwise store it again"
@@ -290,11 +292,6 @@ class LocalBlobStore:
             self._uses[sha256] += change
             if not self._uses[sha256]:
                 del self._uses[sha256]
-
-    def _move_to_quarantine(self, meta: BlobMeta) -> None:
-        self._quarantine.mkdir(exist_ok=True)
-        with self._exclusive(), suppress(FileNotFoundError):
-            os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -50,9 +50,6 @@ class TopologyPages:
         topology = topology_by_name(view, snapshot.id)
         head = topology_row(topology, copies, self._nimbus.identity.version)
 
-        def row(part: ComponentSnapshot) -> dict[str, Any]:
-            return _component_row(part, window, sys, snapshot.id, links)
-
         return {
             **head,
             "user": None,
@@ -62,8 +59,8 @@ class TopologyPages:
             "windowHint": window_hint(window),
             "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
             "workers": [worker_row(worker, links) for worker in snapshot.workers],
-            "spouts": [row(part) for part in snapshot.shown("spout", sys)],
-            "bolts": [row(part) for part in snapshot.shown("bolt", sys)],
+            "spouts": [_component_row(part, window, sys, snapshot.id, links) for part in snapshot.shown("spout", sys)],
+            "bolts": [_component_row(part, window, sys, snapshot.id, links) for part in snapshot.shown("bolt", sys)],
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
             "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
@@ -365,8 +362,6 @@ def visualization_table(reader: ClusterReader, name: str, window: str, sys: bool
     """Every stream once, in rows of four: what a page offers to switch on and off."""
     graph = visualization(reader, name, window, sys)
     streams = sorted({one[":stream"] for part in graph.values() for one in part[":inputs"]})
-    boxes = [
-        {":stream": stream, ":sani-stream": _sane(stream), ":checked": not is_system_name(stream)} for stream in streams
-    ]
+    boxes = [{":stream": one, ":sani-stream": _sane(one), ":checked": not is_system_name(one)} for one in streams]
     rows = [boxes[start : start + _COLUMNS] for start in range(0, len(boxes), _COLUMNS)]
     return {"visualizationTable": rows}
