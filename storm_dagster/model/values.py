@@ -187,9 +187,7 @@ def copy_value(value: Any, depth: int = 0) -> Any:
     if (plain := getattr(kind, "travels_as", None)) in (int, list):
         return copy_value(plain(value), depth)
     form = _form_of(kind)
-    if form is _ENUM:
-        return value
-    return form.make([copy_value(part, depth) for part in form.take(value)])
+    return value if form is _ENUM else form.make([copy_value(part, depth) for part in form.take(value)])
 
 
 def _pack(value: Any, odd: bool = False) -> Any:

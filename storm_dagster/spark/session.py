@@ -61,9 +61,7 @@ def await_start(remote: str, home: Path | None = None) -> None:
     deadline = time.monotonic() + _START_SECS
     while time.monotonic() < deadline:
         cluster = ClusterFile.read(home_dir(home))
-        if cluster is None or cluster.spark is None or not cluster.spark.starting:
-            return
-        if cluster.spark.remote != remote:
+        if cluster is None or cluster.spark is None or not cluster.spark.starting or cluster.spark.remote != remote:
             return
         time.sleep(0.2)
 

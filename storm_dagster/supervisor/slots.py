@@ -248,6 +248,4 @@ class SlotTable:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, StormDagsterError):
-        return error.message
-    return f"{type(error).__name__}: {error}"
+    return error.message if isinstance(error, StormDagsterError) else f"{type(error).__name__}: {error}"

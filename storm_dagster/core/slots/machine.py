@@ -102,9 +102,7 @@ def _other_code(slot: Slot, now: float) -> _Result:
 
 def _fetch(slot: Slot, now: float) -> _Result:
     """Ask for the wanted code when it is neither here nor on its way."""
-    if slot.wanted is None or slot.ready == slot.wanted.code_dir or now < slot.not_before:
-        return slot, ()
-    if slot.fetching == slot.wanted.code_dir:
+    if slot.wanted is None or slot.wanted.code_dir in (slot.ready, slot.fetching) or now < slot.not_before:
         return slot, ()
     return replace(slot, fetching=slot.wanted.code_dir), (model.Fetch(slot.wanted.code_dir),)
 
@@ -124,9 +122,7 @@ def _without_process(slot: Slot, now: float) -> _Result:
 
 def _update_or_fetch(slot: Slot, now: float) -> _Result:
     assert slot.wanted is not None
-    if slot.ready == slot.wanted.code_dir:
-        return _end_process(slot, now)
-    return _fetch(slot, now)
+    return _end_process(slot, now) if slot.ready == slot.wanted.code_dir else _fetch(slot, now)
 
 
 def _enter_killing(slot: Slot) -> Slot:

@@ -375,9 +375,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next ``next`` command."""
-        if self.busy or not self.may_emit():
-            return None
-        return max(0.0, self.pause_until - now)
+        return None if self.busy or not self.may_emit() else max(0.0, self.pause_until - now)
 
     def busy_elsewhere(self) -> bool:
         return self.busy or bool(self.inbound)

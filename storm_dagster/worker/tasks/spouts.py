@@ -280,9 +280,7 @@ class SpoutRunner(SpoutBase):
         return worked
 
     def idle_secs(self, now: float) -> float | None:
-        if not self.may_emit() or self.full():
-            return None
-        return max(0.0, self.pause_until - now)
+        return None if not self.may_emit() or self.full() else max(0.0, self.pause_until - now)
 
     def on_active(self, active: bool) -> None:
         self._call("activate" if active else "deactivate")
