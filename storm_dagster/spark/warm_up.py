@@ -6,13 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from storm_dagster.model.placement import (
-    PlacedWorker,
-    PlacementBatch,
-    PlacementResult,
-    SupervisorSlots,
-    TopologyToPlace,
-)
+from storm_dagster.model.placement import PlacedWorker, PlacementBatch, SupervisorSlots, TopologyToPlace
 from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds, plan_on_cluster
 
 _NEW = TopologyToPlace(
@@ -37,9 +31,7 @@ _FASTER = 0.85
 _IDLE_ROUNDS = 2
 
 
-def warm_planner(
-    planner: Callable[[PlacementBatch], PlacementResult], placed: Callable[[], None] = lambda: None
-) -> None:
+def warm_planner(planner: Callable[[PlacementBatch], object], placed: Callable[[], None] = lambda: None) -> None:
     """Run the assignment through every stage; with the cluster's planner its pinned session becomes warm.
 
     ``placed`` is called after the first one, by far the slowest. A submission takes the plain way, which is compiled first and most: it is repeated until it gets no faster,
