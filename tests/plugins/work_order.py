@@ -79,4 +79,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
         if searching and item.get_closest_marker("fuzz"):
-            item.add_marker(pytest.mark.timeout(3600), append=False)
+            item.add_marker(pytest.mark.timeout(7200), append=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 import zmq
@@ -53,6 +54,20 @@ def test_workers_of_one_topology_understand_each_other(transports: Callable[[str
     linked(sender, receiver)
     frames = eventually(lambda: arrived(sender, receiver), 20, "a frame over CURVE")
     assert decode_frame(frames[0]) == Frame("token-0", pressure=True)
+
+
+@pytest.mark.parametrize("key", ["", KEY])
+def test_the_protocol_before_3_0_is_refused(transports: Callable[[str], Transport], key: str) -> None:
+    """ZeroMQ loses memory with each connection that speaks it."""
+    receiver, friend = transports(key), transports(key)
+    identity, message = bytes([2, 0]) + b"x", bytes([6, 0]) + b"hello"
+    with socket.create_connection(("127.0.0.1", receiver.port), timeout=20) as link, suppress(ConnectionError):
+        link.sendall(identity + message)
+        while link.recv(1000):
+            pass  # Our own greeting.
+    assert receiver.receive(10) == []
+    linked(friend, receiver)
+    assert eventually(lambda: arrived(friend, receiver), 20, "a frame")
 
 
 @pytest.mark.parametrize("key", ["", OTHER])

@@ -56,7 +56,11 @@ _LINGER_MILLIS = 500
 
 _KEEP_ALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 10, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
 """The kernel drops connections whose other side responds no more."""
-_ROUTER = {zmq.LINGER: 0, zmq.RCVHWM: _RECEIVE_FRAMES, zmq.RCVBUF: _SOCKET_BYTES, zmq.MAXMSGSIZE: MAX_FRAME_BYTES}
+_ROUTER = {
+    **{zmq.LINGER: 0, zmq.RCVHWM: _RECEIVE_FRAMES, zmq.RCVBUF: _SOCKET_BYTES, zmq.MAXMSGSIZE: MAX_FRAME_BYTES},
+    # Any name makes ZeroMQ refuse the protocol before 3.0, which none of us speaks: it loses 14 kB with each such peer.
+    zmq.ZAP_DOMAIN: b"worker",
+}
 _DEALER = {
     **{zmq.LINGER: 0, zmq.SNDHWM: _SEND_FRAMES, zmq.SNDBUF: _SOCKET_BYTES, zmq.IMMEDIATE: 1},
     **{zmq.RECONNECT_IVL: 20, zmq.RECONNECT_IVL_MAX: _RECONNECT_MILLIS},
@@ -257,7 +261,7 @@ class Transport:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
 
-    def _socket(self, kind: int, options: Mapping[zmq.SocketOption, int]) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, options: Mapping[zmq.SocketOption, int | bytes]) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         for option, value in {**options, **_KEEP_ALIVE}.items():
             socket.setsockopt(option, value)
