@@ -161,6 +161,7 @@ def rows_of(printed: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in found]
 
 
+@pytest.mark.long
 def test_its_programs_count(cluster: LocalCluster, submitted: str) -> None:
     def counted() -> dict[str, Any] | None:
         shown = cluster.show(NAME)

@@ -204,6 +204,7 @@ def shop(world: DagsterWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     yield Shop(world, tmp_path / "code", monkeypatch)
 
 
+@pytest.mark.long
 def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one_fresh(shop: Shop) -> None:
     eager = dg.AutomationCondition.eager()
 

@@ -128,6 +128,7 @@ def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_p
         roll_up_hour(session, root, after(10), None)
 
 
+@pytest.mark.long
 def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session: Any) -> None:
     root = tmp_path / "m"
     for hours in range(5):

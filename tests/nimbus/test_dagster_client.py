@@ -92,6 +92,7 @@ def test_a_named_cluster_launches_its_own_jobs_under_plain_words(dagster_server:
         client.close()
 
 
+@pytest.mark.long
 def test_typed_failure_of_a_step(client: DagsterClient) -> None:
     document = finished(client, submit(client, "typed", "t-typed", "typed-failure"))
     assert document["status"] == "FAILURE"

@@ -61,6 +61,7 @@ def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
         assert instance.get_latest_materialization_event(key) is None
 
 
+@pytest.mark.long
 def test_doctor_advises_on_the_settings_of_a_stock_instance(stock_dagster: tuple[Path, DagsterServer]) -> None:
     """After the state of the Dagster, which has no daemon here: a row for each setting that could be better."""
     _, server = stock_dagster

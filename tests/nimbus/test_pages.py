@@ -86,6 +86,7 @@ def flowing(shop: Shop) -> bool:
     return page(shop, "/topologies/shop").row("clicks")[1] == f"{RATE}"
 
 
+@pytest.mark.long
 def test_the_rates_of_a_topology_are_what_flows(shop: Shop) -> None:
     eventually(lambda: flowing(shop), 60, "the rate of the spouts")
     found = page(shop, "/topologies/shop")

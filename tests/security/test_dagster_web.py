@@ -259,6 +259,7 @@ def test_dagster_itself_is_behind_the_guard(site: str) -> None:
 
 
 @pytest.mark.dagster
+@pytest.mark.long
 def test_subscriptions_work_for_our_own_page_alone(site: str, closed_site: str) -> None:
     address, kind = site.replace("http", "ws") + "/graphql", ["graphql-ws"]
     with connect(address, origin=site, subprotocols=kind) as link:  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from storm_rigs.placement_invariants import placement_faults
 
 pytestmark = pytest.mark.spark
 
-CLUSTERS = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 15
+CLUSTERS = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 5
 
 
 @pytest.fixture(scope="module")

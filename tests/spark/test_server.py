@@ -147,6 +147,7 @@ def test_its_python_processes_import_the_installed_package_and_no_archive_of_sou
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_its_python_daemon_has_its_libraries_loaded(spark_server: SparkServer) -> None:
     from storm_dagster.spark.warm_up import warm_up
 

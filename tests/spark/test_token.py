@@ -60,6 +60,7 @@ def test_a_conf_folder_is_enough(conf_dir: Path, tmp_path: Path, monkeypatch: py
     assert spark_row("--conf-dir", str(conf_dir), home=tmp_path / "nowhere")["state"] == "ok"
 
 
+@pytest.mark.long
 def test_who_has_no_token_is_told_so(conf_dir: Path, tmp_path: Path) -> None:
     remote = load_cluster_conf(conf_dir)["spark.remote"]
     with pytest.raises(Unavailable) as raised:

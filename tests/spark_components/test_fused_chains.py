@@ -210,6 +210,7 @@ def test_rows_and_statistics_are_those_of_one_component_after_the_other(
 
 
 @pytest.mark.zookeeper
+@pytest.mark.long
 def test_a_killed_owner_repeats_its_batch_under_the_same_id(
     source: Path,
     tmp_path: Path,

@@ -85,6 +85,7 @@ def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
     assert not again._collector.errors
 
 
+@pytest.mark.long
 def test_a_session_that_ends_under_its_query_is_named_and_the_query_goes_on_in_another(
     example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any]
 ) -> None:
@@ -187,6 +188,7 @@ def spout_of(source: str, source_args: dict[str, Any], outputs: list[str], folde
     return start(SparkSpout, "lines", args, builder.build(), conf)
 
 
+@pytest.mark.long
 def test_a_python_data_source_is_read_with_its_options(tmp_path: Path, conf: dict[str, Any]) -> None:
     spout = spout_of("counted", {"most": 100, "words": "w"}, ["word", "n"], tmp_path, conf)
     # Spark starts several Python processes for such a source.

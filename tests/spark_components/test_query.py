@@ -427,7 +427,7 @@ def test_a_checkpoint_of_another_component_is_refused_with_its_name(make: Callab
     assert not (tmp_path / "out2").exists()
 
 
-@pytest.mark.parametrize("other", ["by_length", "by_word_of_two"])
+@pytest.mark.parametrize("other", ["by_length", pytest.param("by_word_of_two", marks=pytest.mark.long)])
 def test_a_change_that_the_checkpoint_does_not_allow_is_an_error_with_the_remedy(
     make: Callable[..., Any], tmp_path: Path, other: str
 ) -> None:

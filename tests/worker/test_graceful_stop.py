@@ -112,7 +112,13 @@ def make(rig_of: Callable[..., WorkerRig]) -> WorkerRig:
 
 
 @pytest.mark.zookeeper
-@pytest.mark.parametrize(("here", "there"), [("1,3,8-9", "2"), ("1,3,9", "2,8"), ("3,8-9", "1-2"), ("1,3,9", "2")])
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        *(pytest.param(*one, marks=pytest.mark.long) for one in (("1,3,8-9", "2"), ("3,8-9", "1-2"))),
+        *(("1,3,9", "2,8"), ("1,3,9", "2")),
+    ],
+)
 def test_nothing_is_applied_twice_by_a_graceful_stop(rig_of: Callable[..., WorkerRig], here: str, there: str) -> None:
     """A stateful bolt without ``message_id`` is stopped three times under load; its ``close`` emits."""
     rig = make(rig_of)
