@@ -249,8 +249,11 @@ class NativeEngine:
                     self.exchange.fail_misdirected(bundles)
                     continue
                 append = held.append
-            else:
+            elif runner.kind == "bolt" or runner.takes_peer_messages:
                 append = runner.queue.append
+            else:  # No task of ours sends it tuples, and it would never take them out of its queue.
+                self.exchange.fail_misdirected(bundles)
+                continue
             component = components.get(source, "")
             for root, edge, many in bundles:
                 if not root:

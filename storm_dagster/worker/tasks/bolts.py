@@ -51,15 +51,11 @@ def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
     if runner.debug:
         for tup in batch:
             _log.info("%s-%d received %r", runner.component, runner.task_id, tup)
-    by = runner.stats.executed_by
     if len(runner.part.inputs) == 1:
-        first = batch[0]
-        key = f"{first.component}:{first.stream}"
-        by[key] = by.get(key, 0) + number
+        runner.stats.count_input(f"{batch[0].component}:{batch[0].stream}", number)
         return
     for (component, stream), times in Counter(map(_source, batch)).items():
-        key = f"{component}:{stream}"
-        by[key] = by.get(key, 0) + times
+        runner.stats.count_input(f"{component}:{stream}", times)
 
 
 def check_received(tup: Any, component: str) -> None:

@@ -18,6 +18,8 @@ from storm_dagster.model.latency import Latencies, bucket_of, subtract_latencies
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
+_MOST_INPUTS = 1000
+_OTHERS = "__other:default"
 
 _Counters = tuple[int, ...]
 _counted = attrgetter(*("executed", "acked", "failed", "execute_ns", "timed", "complete_ns", "completed"))
@@ -59,6 +61,16 @@ class TaskStats:
             return False
         self.until_sample: int = self.every
         return True
+
+    def count_input(self, key: str, number: int) -> None:
+        """Count tuples of an input, ``component:stream``, in :attr:`executed_by`; all beyond a thousand as one input.
+
+        A component has no such number of inputs. But a peer names the stream of what it sends.
+        """
+        by = self.executed_by
+        if key not in by and len(by) >= _MOST_INPUTS:
+            key = _OTHERS
+        by[key] = by.get(key, 0) + number
 
     def executed_since(self, before: dict[str, int]) -> dict[str, int]:
         """What was executed by input since ``executed_by`` was ``before``."""
