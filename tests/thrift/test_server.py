@@ -60,6 +60,14 @@ class Port:
         send(link, encode_call(name, 5, **arguments))
         return receive(link, name)
 
+    def pause(self, meanwhile: Callable[[], object]) -> None:
+        """The server finds all of what ``meanwhile`` sends at once."""
+        go_on = threading.Event()
+        assert self.server._loop is not None
+        self.server._loop.call_soon_threadsafe(go_on.wait, 20)
+        meanwhile()
+        go_on.set()
+
     def close(self) -> None:
         self.handler.leave.set()
         for each in self.sockets:
@@ -244,6 +252,30 @@ def test_half_frames_of_many_clients_take_no_more_than_the_limit(open_port: Call
     assert port.ask("getTopologyConf", id="x" * 300_000) == "x" * 300_000
     assert is_closed(halves[0])
     assert port.server.held_bytes <= 3_000_000
+
+
+def test_what_a_dropped_client_had_sent_pushes_out_no_other(open_port: Callable[..., Port]) -> None:
+    port = open_port(frame_bytes=1_000_000, held_bytes=3_000_000)
+
+    def held(*counts: int) -> None:
+        eventually(
+            lambda: sorted(connection.held for connection in port.server.connections) == sorted(counts),
+            30,
+            f"{counts} bytes held",
+            ignore=(RuntimeError,),
+        )
+
+    slowest = port.connect()
+    slowest.sendall(struct.pack("!i", 1_000_000) + b"x")
+    held(1)
+    others = [port.connect() for _ in range(7)]
+    for other in others:
+        other.sendall(struct.pack("!i", 1_000_000) + b"x" * 425_000)
+    held(1, *[425_000] * 7)
+    port.pause(lambda: slowest.sendall(b"x" * 300_000))
+    assert is_closed(slowest)
+    held(*[425_000] * 7)
+    assert select.select(others, [], [], 0)[0] == []
 
 
 def test_calls_that_wait_do_not_hold_up_others(open_port: Callable[..., Port]) -> None:

@@ -197,7 +197,7 @@ class ThriftServer:
         frame = bytearray()
         while len(frame) < size:
             chunk = await reader.read(min(_READ_BYTES, size - len(frame)))
-            if not chunk:
+            if not chunk or connection not in self.connections:  # What a dropped one sent before pushes nobody out.
                 return None
             frame += chunk
             self._hold(connection, len(chunk))
