@@ -30,7 +30,7 @@ FIRST = (
     *TOGETHER["the shared cluster"],
     "tests/cli/test_lifecycle.py",
     *TOGETHER["the shared Spark server"],
-    *("tests/cluster/", "tests/cli/test_dev.py", "tests/dagster/", "tests/operations/"),
+    *("tests/cluster/", "tests/dagster/", "tests/operations/"),
     *("tests/simulation/", "tests/launcher/", "tests/supervisor/"),
     *(
         "tests/worker/",
