@@ -1,10 +1,15 @@
-"""Frames of a peer that names tasks without inputs, and streams that nobody has: they leave nothing behind."""
+"""Frames of a peer that names tasks without inputs, and streams, tasks and slots that nobody has: nothing is left of them."""
 
 from __future__ import annotations
 
+import pytest
+
 from storm_dagster.api import Bolt, Spout, TopologyBuilder, Tuple
 from storm_dagster.model.names import ACKER
-from storm_dagster.model.wire import Frame
+from storm_dagster.model.wire import Frame, TaskReport, WorkerReport
+from storm_dagster.worker.dataplane.routes import Placement
+from storm_dagster.worker.engine.pressure import Loads
+from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_rigs.local_workers import Workers
 
 MANY = 5_000
@@ -41,3 +46,26 @@ def test_what_they_name_does_not_fill_the_memory() -> None:
         assert workers.errors == []
     finally:
         workers.close()
+
+
+@pytest.mark.parametrize("disabled", [True, False])
+def test_loads_of_made_up_tasks_end(disabled: bool) -> None:
+    loads = Loads({"topology.disable.loadaware.messaging": disabled}, None)
+    for task in range(MANY):
+        loads.on_report([(task, 1.0)], 0.0)
+    loads.refresh(100.0, [])
+    assert loads._theirs == {}
+
+
+def test_reports_of_made_up_slots_are_not_kept() -> None:
+    def report(port: int) -> WorkerReport:
+        return WorkerReport(
+            node="s1", host="h", port=port, pid=7, count=1, uptime_secs=0, version=0, status="running",
+            tasks={"1": TaskReport(component="b", status="running")}, system={},
+        )  # fmt: skip
+
+    table = TopologyMasterTable("t-1-1", 9)
+    table.follow(Placement(0, {1: ("s1", 1)}, {}, {}, frozenset(), frozenset(), {"a": ("s1", 1)}))
+    for port in range(MANY):
+        table.receive(report(port), 0.0)
+    assert list(table.document()["workers"]) == ["s1:1"] == list(table.history._marks)

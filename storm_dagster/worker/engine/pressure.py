@@ -179,7 +179,8 @@ class Loads:
 
     def on_report(self, loads: Iterable[tuple[int, float]], now: float) -> None:
         """Store the changed loads of a peer's tasks."""
-        self._theirs.update((task, (load, now + _VALID_SECS)) for task, load in loads)
+        if self._enabled:  # Only then does anything expire.
+            self._theirs.update((task, (load, now + _VALID_SECS)) for task, load in loads)
 
     def refresh(self, now: float, runners: Iterable[Runner]) -> None:
         """Once a second: measure, publish to the peers, and update the shuffles of all tasks."""

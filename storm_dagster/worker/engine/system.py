@@ -82,13 +82,18 @@ class TopologyMasterTable:
         self._awaited: dict[int, float] = {}
         """Task without a report -> when it was first missed."""
         self._placement: Placement | None = None
+        self._slots: set[str] = set()
+        """``node:port`` of all slots of the placement."""
         self.history = TopologyHistory()
         """Used only by the loop."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
-        """Store a report; a new process of a slot starts to count at 1. ``now`` is of a :class:`ListeningClock`."""
+        """Store a report of a slot of the topology; a new process of it starts to count at 1. ``now`` is of a
+        :class:`ListeningClock`."""
         key = f"{report.node}:{report.port}"
         with self._lock:
+            if self._placement is not None and key not in self._slots:
+                return
             known = self._reports.get(key)
             count = known[2] + 1 if known is not None and known[0].pid == report.pid else 1
             self._reports[key] = (report, now, count)
@@ -99,10 +104,11 @@ class TopologyMasterTable:
         with self._lock:
             known = self._placement.tokens if self._placement is not None else {}
             started = {slot for token, slot in placement.tokens.items() if token not in known}
-            wanted = {f"{node}:{port}" for node, port in {*placement.slots.values()} - started}
+            self._slots = {f"{node}:{port}" for node, port in placement.slots.values()}
+            wanted = self._slots - {f"{node}:{port}" for node, port in started}
             self._reports = {key: found for key, found in self._reports.items() if key in wanted}
             self._placement = placement
-        self.history.forget({f"{node}:{port}" for node, port in placement.slots.values()})
+        self.history.forget(self._slots)
 
     def _judged_tasks(self, report: WorkerReport) -> set[int]:
         """Tasks of a report that its slot still holds."""
