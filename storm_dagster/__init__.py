@@ -77,18 +77,4 @@ __all__ = [
     "submit_topology",
 ]
 
-_PUBLIC = {
-    "api": "BatchingBolt Bolt Emit Grouping ReliableSpout ShellBolt ShellSpout SparkBolt SparkQuery "
-    "SparkSpout Spout Stream TicklessBatchingBolt Topology TopologyBuilder Tuple bolt spout",
-    "client": "submit_topology",
-    "defs": "build_storm_defs",
-    "defs.build": "build_storm_resources",
-    "defs.declared.component": "StormTopologyComponent",
-    "defs.healing.heartbeat_sensor": "build_heartbeat_sensor",
-    "defs.healing.reassign_job": "build_reassign_job",
-    "defs.lifecycle.rebalance_schedule": "build_rebalance_schedule",
-    "defs.observe.alerts": "Alert build_alert_sensor",
-    "defs.translator": "StormAsset StormTranslator",
-    "defs.zookeeper_sensor": "ZooKeeperChange build_zookeeper_sensor",
-}
-__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -57,22 +57,6 @@ __all__ = [
     "spout",
 ]
 
-_PUBLIC = {
-    "batching": "BatchingBolt TicklessBatchingBolt",
-    "bolts": "Bolt DagsterReports KeyValueState StatefulBolt",
-    "builder": "Topology TopologyBuilder",
-    "component": "Component ShellBolt ShellSpout log logger",
-    "context": "TopologyContext",
-    "functions": "Emit bolt spout",
-    "joins": "Join JoinBolt",
-    "spark": "SparkBolt SparkSpout",
-    "spark_query": "SparkQuery",
-    "specs": "Grouping Spec Stream",
-    "spouts": "ReliableSpout Spout",
-    "state": "TaskState",
-    "tuples": "Tuple is_tick",
-    "windows": "TupleWindow Window WindowedBolt",
-}
 __getattr__: Callable[[str], Any]
 __dir__: Callable[[], list[str]]
-__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy_names(__name__)

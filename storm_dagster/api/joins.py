@@ -9,6 +9,7 @@ from storm_dagster.api.specs import Inputs, Spec
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.multimap import multimap
 
 
 class Join:
@@ -150,17 +151,13 @@ class JoinBolt(WindowedBolt):
 
     def process_window(self, window: TupleWindow) -> None:
         """Emit the joined rows of the window."""
-        tuples: dict[str, list[Tuple]] = {}
-        for tup in window:
-            tuples.setdefault(self._stream(tup.component, tup.stream), []).append(tup)
+        tuples = multimap((self._stream(tup.component, tup.stream), tup) for tup in window)
         first, *rest = self._parts
         rows: list[dict[str, Tuple | None]] = [{first["stream"]: tup} for tup in tuples.get(first["stream"], [])]
         keys = {part["stream"]: part["key"] for part in self._parts}
         for part in rest:
             stream, other = part["stream"], part["with"]
-            partners: dict[Any, list[Tuple]] = {}
-            for tup in tuples.get(stream, []):
-                partners.setdefault(_hashable(self._value(tup, part["key"])), []).append(tup)
+            partners = multimap((_hashable(self._value(tup, part["key"])), tup) for tup in tuples.get(stream, []))
             joined: list[dict[str, Tuple | None]] = []
             for row in rows:
                 value = _hashable(self._value(row[other], keys[other]))

@@ -5,7 +5,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import IO, Any, BinaryIO, cast
 from urllib.parse import quote
@@ -25,7 +25,7 @@ _READ_SECS = 90.0
 
 
 @dataclass(eq=False)
-class NimbusBlobClient:
+class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
     """A :class:`~storm_dagster.blobstore.store.BlobStore` over HTTP to the leader.
 
     ``leader_url`` is asked before every try, so that a change of leader is followed. Each call has a deadline
@@ -58,9 +58,6 @@ class NimbusBlobClient:
         other = copy.copy(self)
         other.allow_degraded, other.min_replication = True, minimum or self.min_replication
         return other
-
-    def __enter__(self) -> "NimbusBlobClient":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -70,23 +70,23 @@ class LocalBlobStore:
         """Create or replace ``key``; :class:`Unavailable` when the disk is full or gone. A failure leaves nothing."""
         check_blob_key(key)
         temporary, digest, size = self._temporary_path(), hashlib.sha256(), 0
+        with _on_disk(key):
+            stream = open(temporary, "xb")  # noqa: SIM115 (its errors, not those of the source, are the disk's)
         try:
-            with _on_disk(key):
-                stream = open(temporary, "xb")  # noqa: SIM115 (its errors, not those of the source, are the disk's)
-            with stream:
-                for chunk in chunked(chunks):
-                    with _on_disk(key):
-                        stream.write(chunk)
-                    digest.update(chunk)
-                    size += len(chunk)
-                meta = BlobMeta(key, size, digest.hexdigest())
-                meta.check_announced(expected_sha256)
+            for chunk in chunked(chunks):
                 with _on_disk(key):
-                    stream.flush()
-                    os.fsync(stream.fileno())
+                    stream.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+            meta = BlobMeta(key, size, digest.hexdigest())
+            meta.check_announced(expected_sha256)
             with _on_disk(key):
+                stream.flush()
+                os.fsync(stream.fileno())
                 return self._commit(temporary, meta)
         finally:
+            with suppress(OSError):  # It was said already: closing writes once more what the disk has no room for.
+                stream.close()
             temporary.unlink(missing_ok=True)
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
@@ -113,7 +113,7 @@ class LocalBlobStore:
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         check_blob_key(key)
         source = self._objects / check_sha256(sha256)
-        with self._exclusive():
+        with _on_disk(key), self._exclusive():
             try:
                 meta = BlobMeta(key, source.stat().st_size, sha256)
             except FileNotFoundError:
@@ -229,19 +229,26 @@ class LocalBlobStore:
         """Move flushed content into place and point the key at it."""
         with self._exclusive():
             os.replace(temporary, self._objects / meta.sha256)
-            _sync_folder(self._objects)
-            self._write_key(meta)
+            try:
+                _sync_folder(self._objects)
+                self._write_key(meta)
+            except OSError:
+                self._drop_unused([meta.sha256])
+                raise
         return meta
 
     def _write_key(self, meta: BlobMeta) -> None:
         path = self._key_path(meta.key)
         former = self._read_key(path)
         temporary = self._temporary_path()
-        with open(temporary, "xb") as stream:
-            stream.write(meta.key_file())
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "xb") as stream:
+                stream.write(meta.key_file())
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         _sync_folder(self._keys)
         self._count(meta.sha256, 1)
         if former is not None:

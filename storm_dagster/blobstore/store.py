@@ -85,7 +85,6 @@ class BlobStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove the blob; :class:`KeyNotFound` when there is none. Open readers keep what they read."""
-        ...
 
     def keys(self, prefix: str = "") -> list[str]:
         """All keys that start with ``prefix``, sorted."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,14 +15,9 @@ from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.dagster.client import location_problem
-from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
+from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport, queries
 from storm_dagster.operations.read.exposures import HealthResult
 
-# Reads runs and heartbeats: both lie in the storage.
-_QUERY = """
-{ runsOrError(limit: 1) { __typename ... on PythonError { message } }
-  instance { info daemonHealth { allDaemonStatuses { daemonType required healthy } } } }
-"""
 ProcessState = Literal["runs", "frozen", "dead"]
 
 
@@ -31,24 +27,20 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     Uses nimbus's credentials; each query has ``timeout`` seconds. The first result is the worst; the advice on its
     settings comes last. Nothing when no Dagster is configured.
     """
-    transport = None
     try:
         access = DagsterAccess.of(conf)
         if access is None:
             return
-        transport = DagsterTransport(lambda: access, timeout=timeout, security=Security.of(conf))
-        document = transport.post(access.url, {"query": _QUERY})
-        trouble = storage_problem(document)
-        if trouble is not None:
-            yield "broken", f"Dagster's storage does not respond: {trouble}", STORAGE_REMEDY
-            return
-        seen = transport.graphql("Locations", {})
+        with closing(DagsterTransport(lambda: access, timeout=timeout, security=Security.of(conf))) as transport:
+            document = transport.post(access.url, {"query": queries()["Health"][0]})
+            trouble = storage_problem(document)
+            if trouble is not None:
+                yield "broken", f"Dagster's storage does not respond: {trouble}", STORAGE_REMEDY
+                return
+            seen = transport.graphql("Locations", {})
     except StormDagsterError as error:
         yield "broken", error.message, "fix what it names"
         return
-    finally:
-        if transport is not None:
-            transport.close()
     try:
         if document["data"]["runsOrError"]["__typename"] != "Runs":
             raise KeyError(document["data"]["runsOrError"])

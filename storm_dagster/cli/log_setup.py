@@ -17,6 +17,7 @@ QUIET_STDERR = "STORM_DAGSTER_LOG_FILES_ONLY"
 _NOISY = ("httpx", "httpcore", "kazoo", "asyncio", "urllib3", "py4j", "uvicorn.access")
 
 
+@functools.cache
 def _formatter(*, colors: bool) -> logging.Formatter:
     import structlog
 
@@ -55,12 +56,8 @@ def configure_logging(*, verbose: bool = False) -> None:
 class _LazyFormatter(logging.Formatter):
     """Makes the real formatter at the first record."""
 
-    @functools.cached_property
-    def _real(self) -> logging.Formatter:
-        return _formatter(colors=sys.stderr.isatty())
-
     def format(self, record: logging.LogRecord) -> str:
-        return self._real.format(record)
+        return _formatter(colors=sys.stderr.isatty()).format(record)
 
 
 def configure_daemon_logging(

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def _remedy(seen: str) -> str:
     return "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
 
 
-class NimbusClient:
+class NimbusClient(AbstractContextManager["NimbusClient"]):
     """Calls of nimbus's HTTP service; safe to share between threads.
 
     ``urls`` is called whenever the leader is searched, because addresses change when a local cluster
@@ -101,9 +102,6 @@ class NimbusClient:
         other = copy.copy(self)
         other._terms = {"X-Storm-Allow-Degraded": "true"} if allow_degraded else {}
         return other
-
-    def __enter__(self) -> "NimbusClient":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -39,16 +39,4 @@ __all__ = [
     "client_settings",
 ]
 
-_PUBLIC = {
-    "file_sink": "FileSink",
-    "file_source": "FileSource",
-    "kafka_sink": "KafkaSink",
-    "kafka_source": "KafkaSource",
-    "postgres_sink": "PostgresSink",
-    "settings": "client_settings",
-    "sinks": "Rejected Retry Row Sink SinkBolt",
-    "source_spout": "SourceSpout",
-    "sources": "Lag Source",
-    "tracking": "PartitionEnd Retries SourceRecord",
-}
-__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -18,6 +18,7 @@ from storm_dagster.connectors.settings import assets_of, client_library, client_
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord, first_position
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
+from storm_dagster.model.futures import in_thread
 
 __all__ = ["KafkaSource"]
 
@@ -124,9 +125,7 @@ class KafkaSource(Source):
                 self._errors.append(self._readable(error))
         if self._answer is None and self._asked:
             what, question, then = self._asked.popleft()
-            future: Future[Any] = Future()
-            Thread(target=_fulfill, args=(future, question), name=f"kafka-{what}", daemon=True).start()
-            self._answer = (what, future, then)
+            self._answer = (what, in_thread(f"kafka-{what}", question), then)
 
     def _readable(self, error: Any) -> Exception:
         inner = error.args[0] if isinstance(error, self._kafka.KafkaException) else error
@@ -328,10 +327,3 @@ class KafkaSource(Source):
 
 def _name_of(topic: str, number: int) -> str:
     return f"{topic}[{number}]"
-
-
-def _fulfill(future: Future[Any], question: Callable[[], Any]) -> None:
-    try:
-        future.set_result(question())
-    except BaseException as error:
-        future.set_exception(error)

@@ -7,6 +7,7 @@ by an accident of one in 2**64). The order in which the values arrive does not m
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -50,17 +51,14 @@ class PendingMap(Generic[V]):
         """Remove and return the entry, or ``None``."""
         return self.entries.pop(key, None)
 
+    def overdue(self, now: float) -> list[int]:
+        """Keys of the entries that are older than the timeout, oldest first."""
+        late = now - self.timeout
+        return [key for key, _ in takewhile(lambda entry: entry[1][1] <= late, self.entries.items())]
+
     def expire(self, now: float) -> list[tuple[int, V]]:
-        """Remove and return the entries that are older than the timeout, oldest first."""
-        limit = now - self.timeout
-        found: list[tuple[int, V]] = []
-        for key, (value, added) in self.entries.items():
-            if added > limit:
-                break
-            found.append((key, value))
-        for key, _ in found:
-            del self.entries[key]
-        return found
+        """Remove and return those entries."""
+        return [(key, self.entries.pop(key)[0]) for key in self.overdue(now)]
 
 
 @dataclass(slots=True, eq=False)

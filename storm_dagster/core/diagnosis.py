@@ -10,6 +10,7 @@ from typing import Literal
 
 from storm_dagster.model.amounts import compact, duration, percent
 from storm_dagster.model.tables import load_table
+from storm_dagster.model.topology import reachable
 
 FindingKind = Literal[
     "silent-master",
@@ -155,14 +156,7 @@ def diagnose(topology: TopologyMeasure) -> list[Finding]:
 
 def upstream_of(component: str, components: Mapping[str, ComponentMeasure]) -> set[str]:
     """Everything that a component reads, directly or not."""
-    found: set[str] = set()
-    waiting = [component]
-    while waiting:
-        part = components.get(waiting.pop())
-        new = set(part.sources) - found if part is not None else set()
-        found |= new
-        waiting += new
-    return found
+    return reachable(component, {name: part.sources for name, part in components.items()})
 
 
 def _slow_components(topology: TopologyMeasure) -> Iterator[Finding]:

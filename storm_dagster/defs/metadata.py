@@ -18,6 +18,7 @@ from storm_dagster.core.pictures.svg import data_uri
 from storm_dagster.model import paths
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, StormDagsterError
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable
@@ -137,9 +138,7 @@ def picture_markdown(svg: str) -> dg.MarkdownMetadataValue:
 
 def unassigned_table(unassigned: Mapping[int, str], components: Mapping[int, str]) -> dg.TableMetadataValue:
     """Tasks without a slot, grouped by the reason."""
-    by_reason: dict[tuple[str, str], list[int]] = {}
-    for task, reason in unassigned.items():
-        by_reason.setdefault((components.get(task, "?"), reason), []).append(task)
+    by_reason = multimap(((components.get(task, "?"), reason), task) for task, reason in unassigned.items())
     rows = [(component, encode_ranges(tasks), reason) for (component, reason), tasks in sorted(by_reason.items())]
     return table("component tasks reason", rows)
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -127,25 +128,19 @@ def _is_open(method: str, path: str) -> bool:
     return path in _OPEN or bool(_STATIC.fullmatch(path) or (method == "POST" and _WORKERS.fullmatch(path)))
 
 
+@dataclass(eq=False, repr=False)
 class Authentication:
     """Middleware that admits only requests of authenticated and authorized callers."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        security: Security,
-        conf: Mapping[str, Any],
-        topology_conf: TopologyConf,
-        challenge: str = "Bearer",
-        administrators_only: bool = False,
-    ) -> None:
-        self._challenge = challenge
-        self._administrators_only = administrators_only
-        self._app = app
-        self._security = security
-        self._conf = conf
-        self._topology_conf = topology_conf
-        self._verifier = Verifier(security.secrets) if security.secrets else None
+    _app: ASGIApp
+    _security: Security
+    _conf: Mapping[str, Any]
+    _topology_conf: TopologyConf
+    challenge: str = "Bearer"
+    administrators_only: bool = False
+
+    def __post_init__(self) -> None:
+        self._verifier = Verifier(self._security.secrets) if self._security.secrets else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the handshake of a WebSocket, which is a GET."""
@@ -154,7 +149,7 @@ class Authentication:
         if (
             scope["type"] not in ("http", "websocket")
             or not self._security.configured
-            or (not self._administrators_only and _is_open(scope["method"], scope["path"]))
+            or (not self.administrators_only and _is_open(scope["method"], scope["path"]))
         ):
             events = scope["type"] != "http" or _WORKERS.fullmatch(scope["path"])
             await self._app(scope, receive, send if events else _audited(send, scope, "anyone"))
@@ -205,7 +200,7 @@ class Authentication:
         return acting
 
     def _authorize(self, caller: Caller, scope: Scope) -> None:
-        if self._administrators_only:
+        if self.administrators_only:
             raise NotAuthorized(
                 f"{caller} may not: this is for administrators (`storm-dagster token create --scope admin`)"
             )
@@ -228,7 +223,7 @@ class Authentication:
         answer = error_response(error)
         if isinstance(error, NotAuthenticated):
             browser = _PAGE.fullmatch(scope["path"]) is not None
-            answer.headers["WWW-Authenticate"] = BASIC if browser else self._challenge
+            answer.headers["WWW-Authenticate"] = BASIC if browser else self.challenge
         await answer(scope, receive, send)
 
 

@@ -201,7 +201,7 @@ class StreamResponse(Response):
         self._first = first
         self._chunk = chunk
         self._idle_secs = idle_secs
-        self._body_wanted = request.method != "HEAD"
+        self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, a chunk at a time."""
@@ -211,15 +211,16 @@ class StreamResponse(Response):
 
         try:
             await patiently({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            left = self._length if self._body_wanted else 0
+            left = self._length if self._request.method != "HEAD" else 0
             await run_in_threadpool(self._stream.seek, self._first)
-            while left > 0:
+            # The server takes what is sent to a peer that has left.
+            while left > 0 and not await self._request.is_disconnected():
                 chunk = await run_in_threadpool(self._stream.read, min(self._chunk, left))
                 if not chunk:
                     raise OSError("the content is shorter than announced")
                 left -= len(chunk)
                 await patiently({"type": "http.response.body", "body": chunk, "more_body": left > 0})
-            if not self._body_wanted or self._length == 0:
+            if self._request.method == "HEAD" or self._length == 0:
                 await patiently({"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, asyncio.TimeoutError):
             # Leaving without the last chunk makes the server close the connection.

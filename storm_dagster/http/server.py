@@ -77,9 +77,12 @@ class AnnouncedName:
 
 _log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 512
+_MOST_SECURED = 192
+"""Over TLS, where each has buffers of 256 KiB. Handshakes count."""
 _HEAD_SECS = 10.0
 """Longest time that a connection may take to bring a request's head, or to take the end of an answer."""
 _MOST_HEAD_BYTES = 64 * 1024
+_MOST_QUEUED = 16
 
 _Base: Any = AutoHTTPProtocol
 
@@ -91,6 +94,7 @@ class _BoundedProtocol(_Base):
     """
 
     own_user_only = False
+    tls: ssl.SSLContext | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A peer connected."""
@@ -100,12 +104,39 @@ class _BoundedProtocol(_Base):
         ):
             _log.warning("a connection of another user of this machine is refused: set storm.secret.file to let it in")
             transport.abort()
-        self.app_state = {**self.app_state, **certificate_state(transport)}
         self._head_bytes = 0
         self._idle_since = time.monotonic()
         self._schedule_check()
-        if len(self.connections) > _MOST_CONNECTIONS:
-            _least_deserving(self.connections).transport.abort()
+        self._early: bytes | None = None
+        if self.tls is not None:
+            # Begun here and not by the server, which would show a connection to no limit before its handshake.
+            self._early = b""
+            transport.pause_reading()
+            self._handshake = self.loop.create_task(self._secure(transport))
+        if len(self.connections) > (_MOST_CONNECTIONS if self.tls is None else _MOST_SECURED):
+            # At once: it is told in a later turn of the loop, and several may come in this one.
+            victim = _least_deserving(self.connections)
+            self.connections.discard(victim)
+            victim.transport.abort()
+
+    async def _secure(self, transport: Any) -> None:
+        try:
+            secured = await self.loop.start_tls(
+                transport, self, self.tls, server_side=True, ssl_handshake_timeout=_HEAD_SECS
+            )
+            if secured is None:
+                raise ConnectionAbortedError("dropped during the handshake")
+        except (OSError, asyncio.TimeoutError):
+            transport.abort()
+            self.connections.discard(self)
+            self._timer.cancel()
+            return
+        super().connection_made(secured)
+        self.app_state = {**self.app_state, **certificate_state(secured)}
+        # What came with the end of the handshake.
+        early, self._early = self._early, None
+        if early:
+            self.data_received(early)
 
     @property
     def _waiting(self) -> bool:
@@ -119,6 +150,9 @@ class _BoundedProtocol(_Base):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
+        if self._early is not None:
+            self._early += data
+            return
         cycle = self.cycle
         if cycle is None or (cycle.response_complete and not cycle.more_body):
             if self._head_bytes > _MOST_HEAD_BYTES:
@@ -126,6 +160,9 @@ class _BoundedProtocol(_Base):
                 return
             self._head_bytes += len(data)
         super().data_received(data)
+        # It begins a request whenever one ends, and would queue all that one peer sends without waiting for answers.
+        if len(getattr(self, "pipeline", ())) > _MOST_QUEUED:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         """An answer was given out; the next head begins."""
@@ -143,10 +180,6 @@ class _BoundedProtocol(_Base):
             self.transport.abort()
             return
         self._schedule_check()
-
-
-class _OwnUsersProtocol(_BoundedProtocol):
-    own_user_only = True
 
 
 def _least_deserving(connections: Collection[Any]) -> Any:
@@ -190,7 +223,9 @@ class HttpService:
     ) -> None:
         config = uvicorn.Config(
             _until_disconnect(app),
-            http=_OwnUsersProtocol if own_user_only else _BoundedProtocol,
+            # uvloop may read the beginning of a handshake before it is told that there is one.
+            loop="asyncio",
+            http=type("_Connection", (_BoundedProtocol,), {"own_user_only": own_user_only, "tls": tls}),
             ws="auto" if websockets else "none",
             ws_max_size=1 << 20,
             log_config=None,
@@ -203,9 +238,6 @@ class HttpService:
             timeout_graceful_shutdown=3,
         )
         self._server = uvicorn.Server(config)
-        if tls is not None:
-            config.load()
-            config.ssl = tls
         self._listener = listener
         self._name = name
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)

@@ -1,25 +1,36 @@
 """Objects that are loaded by name: public names of a package at first use, and what a conf names as ``module:attribute``."""
 
+import ast
+import functools
 import importlib
+import linecache
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package: ``modules`` are its modules, each with its names in one text."""
-    public = {name: module for module, names in modules.items() for name in names.split()}
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package, whose public names are those that it imports for type checkers only:
+    each is taken from the module that is named there."""
+
+    @functools.cache
+    def modules() -> dict[str, str]:
+        module = sys.modules[package]
+        found = ast.walk(ast.parse("".join(linecache.getlines(str(module.__file__), vars(module)))))
+        # Imports for type checkers are indented.
+        imports = [node for node in found if isinstance(node, ast.ImportFrom) and node.col_offset]
+        return {each.name: str(node.module) for node in imports for each in node.names}
 
     def load(name: str) -> Any:
-        if name not in public:
+        if name not in modules():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from storm_dagster.model.host import needs
 
         with needs(f"{package}.{name}"):
-            value = getattr(importlib.import_module(f"{package}.{public[name]}"), name)
+            value = getattr(importlib.import_module(modules()[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError, to_json
 from typing_extensions import Self
 
 from storm_dagster.model.errors import Corrupt, InvalidTopology
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.wire import LevelName
 
@@ -317,9 +318,7 @@ class Assignment(Record):
     @staticmethod
     def pack_start_secs(start_secs: Mapping[int, int]) -> dict[str, int]:
         """The ``task_start_secs`` field for a map task id -> epoch seconds."""
-        by_secs: dict[int, list[int]] = {}
-        for task, secs in start_secs.items():
-            by_secs.setdefault(secs, []).append(task)
+        by_secs = multimap((secs, task) for task, secs in start_secs.items())
         return {encode_ranges(tasks): secs for secs, tasks in sorted(by_secs.items())}
 
 

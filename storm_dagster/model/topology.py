@@ -6,7 +6,7 @@ never contains any.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -147,4 +147,15 @@ def check_inputs(spec: TopologySpec, bolt_id: str) -> dict[tuple[str, str], Stre
                     f"{reads} with {given.grouping.type} grouping by field {name!r}, which the stream does not declare: "
                     f"{_hint(name, stream.fields, 'fields')}"
                 )
+    return found
+
+
+def reachable(start: str, edges: Mapping[str, Collection[str]]) -> set[str]:
+    """Components that are one edge or more away from ``start``."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = set(edges.get(waiting.pop(), ())) - found
+        found |= new
+        waiting += new
     return found

@@ -29,11 +29,9 @@ class INimbus(Protocol):
 
     def prepare(self, conf: Mapping[str, Any], directory: Path) -> None:
         """Called once, before anything else; ``directory`` exists and is the plug-in's own."""
-        ...
 
     def assign_slots(self, topology_id: str, slots: Sequence[tuple[str, int]]) -> None:
         """Called after an assignment was published, with its (supervisor id, port) pairs that the former had not."""
-        ...
 
     def forced_scheduler(self) -> str | None:
         """The strategy of every placement, instead of ``topology.scheduler.strategy``; ``None``: theirs."""

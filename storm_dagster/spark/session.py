@@ -7,17 +7,17 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.futures import in_thread
 from storm_dagster.model.spark_remote import with_spark_token
 
 if TYPE_CHECKING:
@@ -160,15 +160,7 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
 
     The function goes on in a thread of its own, which nothing waits for any more.
     """
-    outcome: Future[T] = Future()
-
-    def call() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=call, name="storm-spark-call", daemon=True).start()
+    outcome = in_thread("storm-spark-call", function)
     if not wait([outcome], seconds).done:
         raise Unavailable(f"{what} did not answer within {seconds:g} s: see the Spark server's log, try again")
     try:

@@ -4,15 +4,13 @@ It has its own thread, so that a slow server or an outage never blocks the slots
 root is missing or another cluster's, the last desired work stays in force: nothing is ended because a node is absent.
 """
 
-import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from storm_dagster.core.slots.model import DesiredSlots, desired_slots
 from storm_dagster.model import paths
@@ -22,7 +20,7 @@ from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.records import Assignment, SupervisorInfo, decode_record
 from storm_dagster.operations.transactions import changes_since
 from storm_dagster.supervisor.upgrades import Upgrades
-from storm_dagster.zk.state_protocol import read_children
+from storm_dagster.zk.leadership import read_followers
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
@@ -320,15 +318,6 @@ class ClusterLink:
 
 
 def _read_urls(cluster: StormClusterState) -> tuple[str, ...]:
-    urls: list[str] = []
     epoch = cluster.epoch()
-    if epoch is not None:
-        urls.append(epoch[1].http)
-    for raw, _ in read_children(cluster.state, paths.NIMBUS_SLAVE_DETAIL).values():
-        try:
-            detail: Any = json.loads(raw)
-        except ValueError:
-            continue
-        if isinstance(detail, Mapping) and isinstance(detail.get("http"), str):
-            urls.append(detail["http"])
-    return tuple(dict.fromkeys(url.rstrip("/") for url in urls if url.startswith(("http://", "https://"))))
+    urls = [epoch[1].http if epoch is not None else "", *(row.get("http") for row in read_followers(cluster).values())]
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls if str(url).startswith(("http://", "https://"))))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.processes import Process, processes
 from storm_dagster.supervisor.processes import LiveWorker
 
@@ -60,9 +61,7 @@ class MemoryGuard:
             self._forget(worker_id)
         if not workers:
             return
-        sessions: dict[int, list[Process]] = {}
-        for process in processes():
-            sessions.setdefault(process.session, []).append(process)
+        sessions = multimap((process.session, process) for process in processes())
         for live in workers:
             members = sessions.get(live.process.pid, [])
             used, limit = resident_bytes(members), self._known.get(live.worker.id, (live, 0))[1]

@@ -11,9 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["HarnessResult", "LocalCluster", "TopologyHarness", "eventually", "run_topology"]
 
-_PUBLIC = {
-    "cluster": "LocalCluster",
-    "topology_harness": "HarnessResult TopologyHarness run_topology",
-    "waiting": "eventually",
-}
-__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -8,6 +8,7 @@ run in the calling thread, always in the same order; blocking components keep th
 import time
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -111,7 +112,7 @@ class HarnessResult:
         return [tup.values for tup in self.tuples if tup.component == component and tup.stream == stream]
 
 
-class TopologyHarness:
+class TopologyHarness(AbstractContextManager["TopologyHarness"]):
     """One topology, ready to run. Use it as a context manager, or close it."""
 
     def __init__(
@@ -272,9 +273,6 @@ class TopologyHarness:
         self.engine.close()
         if self._folder is not None:
             self._folder.cleanup()
-
-    def __enter__(self) -> "TopologyHarness":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

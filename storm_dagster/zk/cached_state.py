@@ -27,7 +27,7 @@ from storm_dagster.model.records import decode_record
 from storm_dagster.model.view import ClusterView, Versioned
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState, parent_of
 from storm_dagster.zk.disk_cache import DiskCache
-from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, DATA_CHANGED
+from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, DATA_CHANGED, DELETED
 from storm_dagster.zk.view_loading import load_view
 
 _log = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ class CachedReads(ZooKeeperClusterState):
         self._lists: dict[str, list[str] | None] = {}
         # Folder -> nodes whose absence its list proves.
         self._absent: dict[str, set[str]] = {}
+        self._gone: set[str] = set()
+        """Nodes that went; their values on disk go with the next that is written there."""
         # Nodes whose armed watch has been silent, and the modification id of the value it watches.
         self._sure: dict[str, int] = {}
         # Rises with each event of a node, and with each interruption: what was asked for before proves nothing.
@@ -111,6 +113,8 @@ class CachedReads(ZooKeeperClusterState):
             self._changes[path] = self._changes.get(path, 0) + 1
             if kind != CHILDREN_CHANGED:
                 self._drop_value(path)
+            if kind == DELETED and self._disk is not None:
+                self._gone.add(path)
             if kind != DATA_CHANGED:
                 self._drop_list(path)
             crowded = len(self._changes) > _MOST_CHANGES
@@ -195,9 +199,13 @@ class CachedReads(ZooKeeperClusterState):
         kept = self._from_disk(wanted)
         proven: dict[str, _Value] = {path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid}
         doubtful = [path for path in kept if path not in proven]
-        stats = self._watched_stats([self.session.full(path) for path in doubtful], "a read of versions")
-        for path, stat in zip(doubtful, stats, strict=True):
-            if stat is not None and Versioned(stat.version, stat.mzxid) == kept[path][1]:
+        # First without: nothing would take a watch from a node that has gone.
+        for watch in (False, True):
+            stats = self._stats([self.session.full(path) for path in doubtful], "a read of versions", watch)
+            alive = [(path, stat) for path, stat in zip(doubtful, stats, strict=True) if stat is not None]
+            doubtful = [path for path, _ in alive]
+        for path, stat in alive:
+            if Versioned(stat.version, stat.mzxid) == kept[path][1]:
                 proven[path] = kept[path]
         rest = [path for path in wanted if path not in proven]
         read = dict(zip(rest, super().get_many(rest, True), strict=True))
@@ -296,9 +304,10 @@ class CachedReads(ZooKeeperClusterState):
         try:
             kept = {path: msgspec.msgpack.encode(value) for path, value in read.items() if value is not None}
             self._disk.put_many(kept)
-            gone = [path for path, value in read.items() if value is None]
+            with self._guard:
+                gone, self._gone = self._gone.union(read).difference(kept), set()
             if gone:
-                self._disk.remove(gone)
+                self._disk.remove([*gone])
         except (OSError, sqlite3.Error) as error:
             _log.warning("the disk cache cannot be written: %s", error)
 

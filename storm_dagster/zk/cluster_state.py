@@ -111,26 +111,21 @@ class ZooKeeperClusterState(ClusterState):
         return stat is not None and mine != 0 and stat.ephemeralOwner == mine
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
-        watcher = self._watcher if watch else None
-        answers = None if watch else self._read_at_once(many, children=False)
-        if answers is None:
-            answers = self._read_many(many, lambda full, c: c.get_async(full, watch=watcher), watch, _CLOSED)
+        answers = self._read_at_once(many, watch, "get_async", _CLOSED)
         return [answer and (answer[0], Versioned(answer[1].version, answer[1].mzxid)) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
-        watcher = self._watcher if watch else None
-        answers = None if watch else self._read_at_once(many, children=True)
-        if answers is None:
-            answers = self._read_many(many, lambda full, c: c.get_children_async(full, watch=watcher), watch, [])
+        answers = self._read_at_once(many, watch, "get_children_async", [])
         return [None if answer is None else sorted(answer) for answer in answers]
 
-    def _read_at_once(self, many: Sequence[str], children: bool) -> list[Any] | None:
-        """One request for many nodes. One that a worker has closed fails all of it: then ``None``, as for a single one."""
-        if len(many) > 1:
+    def _read_at_once(self, many: Sequence[str], watch: bool, method: str, closed: Any) -> list[Any]:
+        """One request for many nodes, unless ``watch``. One that a worker has closed fails all of it: see the next method."""
+        if len(many) > 1 and not watch:
             with contextlib.suppress(InvalidRequest):
                 fulls = [self.session.full(path) for path in many]
-                return self.session.read_nodes(fulls, f"a read of {many[0]}", children)
-        return None
+                return self.session.read_nodes(fulls, f"a read of {many[0]}", method == "get_children_async")
+        watcher = self._watcher if watch else None
+        return self._read_many(many, lambda full, c: getattr(c, method)(full, watch=watcher), watch, closed)
 
     def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any) -> list[Any]:
         """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch if it is awaited.
@@ -156,7 +151,7 @@ class ZooKeeperClusterState(ClusterState):
                 else:
                     answers[index] = answer
             missing = [index for index in wanted if answers[index] is None and watch and self._awaits(many[index])]
-            stats = self._watched_stats([fulls[i] for i in missing], what)
+            stats = self._stats([fulls[i] for i in missing], what)
             # A node that came into being between the two reads is read again.
             wanted = [index for index, stat in zip(missing, stats, strict=True) if stat is not None]
             if not wanted:
@@ -167,8 +162,9 @@ class ZooKeeperClusterState(ClusterState):
         """Whether a watch on a missing node waits until it is there."""
         return True
 
-    def _watched_stats(self, fulls: Sequence[str], what: str) -> list[ZnodeStat | None]:
-        begins = [lambda client, full=full: client.exists_async(full, watch=self._watcher) for full in fulls]
+    def _stats(self, fulls: Sequence[str], what: str, watch: bool = True) -> list[ZnodeStat | None]:
+        watcher = self._watcher if watch else None
+        begins = [lambda client, full=full: client.exists_async(full, watch=watcher) for full in fulls]
         stats = self.session.pipeline(begins, what)
         for stat in stats:
             if isinstance(stat, Exception):
@@ -305,23 +301,16 @@ class ZooKeeperClusterState(ClusterState):
     def delete_node(self, path: str) -> None:
         if path.strip("/") == "":
             raise InvalidRequest("the root of the cluster state is never deleted: name a node below it")
-        for _ in range(_ATTEMPTS):
-            if self._delete(path):
-                return
-        raise conflict(f"{path} gets new children while it is deleted: try again", path)
-
-    def _delete(self, path: str) -> bool:
-        """Whether the node is gone; ``False`` when it has children after theirs were deleted."""
         full = self.session.full(path)
-        try:
-            self.session.call(lambda client: client.delete_async(full), f"the deletion of {path}")
-        except NoNodeError:
-            return True
-        except NotEmptyError:
-            for name in self.find_children(path) or ():
-                self.delete_node(f"{path}/{name}")
-            return False
-        return True
+        for _ in range(_ATTEMPTS):
+            try:
+                with contextlib.suppress(NoNodeError):
+                    self.session.call(lambda client: client.delete_async(full), f"the deletion of {path}")
+                return
+            except NotEmptyError:
+                for name in self.find_children(path) or ():
+                    self.delete_node(f"{path}/{name}")
+        raise conflict(f"{path} gets new children while it is deleted: try again", path)
 
     def transaction(self) -> Transaction:
         return Transaction(self.session)

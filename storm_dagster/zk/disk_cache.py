@@ -18,19 +18,15 @@ class DiskCache(Protocol):
 
     def put_many(self, values: Mapping[str, bytes]) -> None:
         """Create or replace."""
-        ...
 
     def remove(self, keys: Iterable[str]) -> None:
         """Drop them; missing ones are no error."""
-        ...
 
     def clear(self) -> None:
         """Drop everything."""
-        ...
 
     def close(self) -> None:
         """End it."""
-        ...
 
 
 class SqliteCache:

@@ -142,24 +142,27 @@ class LeadershipSession:
             self._state.delete_node(f"{folder}/{address}")
 
     def followers(self, wake: Wake | None = None) -> dict[str, dict[str, Any]]:
-        """Address -> detail of every registered nimbus. ``wake`` is called when one comes or goes."""
-        folder = paths.NIMBUS_SLAVE_DETAIL
-        details: dict[str, dict[str, Any]] = {}
-        for address, (raw, _) in read_children(self._state, folder, self._cluster.watch(folder, wake)).items():
-            try:
-                detail = json.loads(raw)
-            except (ValueError, RecursionError):
-                detail = None
-            if not isinstance(detail, dict):
-                # It lives, so it is listed; its damaged detail is ignored.
-                _log.error(
-                    "%s/%s does not hold a valid JSON map: restart that nimbus, which rewrites it", folder, address
-                )
-                detail = {}
-            details[address] = detail
-        return details
+        """:func:`read_followers` of this cluster."""
+        return read_followers(self._cluster, wake)
 
     def close(self) -> None:
         """Stop listening to the connection; leadership ends with the session, or by :meth:`resign`."""
         self._state.remove_listener(self._on_connection)
         self._confirmed = None
+
+
+def read_followers(cluster: StormClusterState, wake: Wake | None = None) -> dict[str, dict[str, Any]]:
+    """Address -> detail of every registered nimbus. ``wake`` is called when one comes or goes."""
+    folder = paths.NIMBUS_SLAVE_DETAIL
+    details: dict[str, dict[str, Any]] = {}
+    for address, (raw, _) in read_children(cluster.state, folder, cluster.watch(folder, wake)).items():
+        try:
+            detail = json.loads(raw)
+        except (ValueError, RecursionError):
+            detail = None
+        if not isinstance(detail, dict):
+            # It lives, so it is listed; its damaged detail is ignored.
+            _log.error("%s/%s does not hold a valid JSON map: restart that nimbus, which rewrites it", folder, address)
+            detail = {}
+        details[address] = detail
+    return details

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class NodeState:
         return self.data is not None
 
 
-class PathWatch:
+class PathWatch(AbstractContextManager["PathWatch"]):
     """Watches of one absolute path, with a session of their own. Use it as a context manager.
 
     A change after :meth:`snapshot` returned ends the next :meth:`wait`: the watches are set before the
@@ -42,9 +43,6 @@ class PathWatch:
         self._children = children
         self._changed = threading.Event()
         self._session.add_listener(lambda state: self._changed.set())
-
-    def __enter__(self) -> "PathWatch":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._session.close()

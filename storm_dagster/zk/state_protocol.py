@@ -39,11 +39,9 @@ class ClusterState(Protocol):
 
     def unregister(self, registration: str) -> None:
         """Undo :meth:`register`; an unknown uuid is ignored."""
-        ...
 
     def set_ephemeral_node(self, path: str, data: bytes) -> None:
         """Make ``path`` an ephemeral node of this session with ``data``; see the implementation."""
-        ...
 
     def claim_ephemeral_node(self, path: str, data: bytes) -> bool:
         """Create the ephemeral node if it is absent; whether it belongs to this session afterwards."""
@@ -51,11 +49,9 @@ class ClusterState(Protocol):
 
     def delete_node(self, path: str) -> None:
         """Delete the node and everything below it; a missing node is no error."""
-        ...
 
     def create_node(self, path: str, data: bytes = b"") -> None:
         """Create a persistent node and its parents; ``Conflict`` when it exists."""
-        ...
 
     def create_sequential(self, path: str, data: bytes) -> str:
         """Create a persistent node whose name gets a rising 10-digit suffix; returns its path."""
@@ -99,7 +95,6 @@ class ClusterState(Protocol):
 
     def mkdirs(self, path: str) -> None:
         """Create the node and its parents below the root where they are missing."""
-        ...
 
     def exists(self, path: str, watch: bool = False) -> bool:
         """Whether the node exists."""
@@ -111,7 +106,6 @@ class ClusterState(Protocol):
 
     def sync_path(self, path: str) -> None:
         """Make the reads that follow see every write that was acknowledged before, by whomever."""
-        ...
 
     def delete_node_blobstore(self, parent: str, host_port: str) -> None:
         """Delete the children of ``parent`` that are ``<host_port>-<sequence>``; no parent is no error."""
@@ -126,12 +120,9 @@ class ClusterState(Protocol):
 
     def add_listener(self, wake: Callable[[str], None]) -> None:
         """Call ``wake`` with CONNECTED, SUSPENDED or LOST on each change; it must not block."""
-        ...
 
     def remove_listener(self, wake: Callable[[str], None]) -> None:
         """Undo :meth:`add_listener`."""
-        ...
 
     def close(self) -> None:
         """Deliver no more events, and end the session; its ephemeral nodes vanish."""
-        ...

@@ -4,6 +4,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from typing_extensions import Self
@@ -91,7 +92,7 @@ def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
     return state
 
 
-class StormClusterState(WorkerNodes, TaskErrors):
+class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormClusterState"]):
     """Everything that Storm keeps in ZooKeeper, as daemons read and write it.
 
     A write is guarded by the leadership epoch, by this session, or by the version of the assignment. Storm's own
@@ -174,9 +175,6 @@ class StormClusterState(WorkerNodes, TaskErrors):
         self.watches.clear()
         if self._owns_state:
             self.state.close()
-
-    def __enter__(self) -> "StormClusterState":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.disconnect()

@@ -208,26 +208,22 @@ class StormOperations(StormClusterState):
 
     def worker_heartbeat(self, topology_id: str, node: str, port: int, info: WorkerBeat) -> None:
         """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if need be."""
-        self._change_beats(topology_id, lambda workers: {**workers, f"{node}:{port}": info}, create=True)
+        self._change_beats(topology_id, f"{node}:{port}", info)
 
     def remove_worker_heartbeat(self, topology_id: str, node: str, port: int) -> None:
         """``/taskbeats/<id>``: drop that slot's entry; no error without one."""
-        gone = f"{node}:{port}"
-        self._change_beats(
-            topology_id, lambda workers: {slot: beat for slot, beat in workers.items() if slot != gone}, create=False
-        )
+        self._change_beats(topology_id, f"{node}:{port}", None)
 
-    def _change_beats(
-        self, topology_id: str, change: Callable[[dict[str, WorkerBeat]], dict[str, WorkerBeat]], *, create: bool
-    ) -> None:
+    def _change_beats(self, topology_id: str, slot: str, beat: WorkerBeat | None) -> None:
         path = paths.taskbeats(topology_id)
 
         def attempt() -> None:
             found = self._record(TaskBeats, path)
-            if found is None and not create:
+            if found is None and beat is None:
                 return
             beats = found[0] if found is not None else self._no_beats(topology_id)
-            changed = beats.model_copy(update={"workers": change(beats.workers)})
+            workers = {name: one for name, one in {**beats.workers, slot: beat}.items() if one is not None}
+            changed = beats.model_copy(update={"workers": workers})
             if found is None:
                 self.state.create_node(path, encode_record(changed))
             elif changed != beats:

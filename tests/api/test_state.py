@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -154,6 +156,25 @@ def test_a_message_that_comes_again_is_not_applied_twice(tmp_path: Path) -> None
     assert Counter(dict(item for state in states for item in state.items())) == Counter("abc")
     assert sorted(Once.again) == ["a", "a", "b"], "the ids moved with their keys"
     assert sorted(result.acked["words"]) == [0, 1, 2]
+
+
+class AcksItself(Count):
+    message_id = "word"
+    auto_ack = False
+
+    def process(self, tup: Tuple) -> None:
+        super().process(tup)
+        self.ack(tup)
+
+
+def test_a_message_that_was_applied_is_acked_when_it_comes_again(tmp_path: Path) -> None:
+    """Also by a bolt that acks by itself: ``process`` does not see it."""
+    with TopologyHarness(counting(1, AcksItself), {"words": [["a"]]}, state_dir=tmp_path, simulated=True) as harness:
+        harness.advance(5)
+        harness.give("words", ["a"])
+        harness.advance(5)
+        result = harness.run()
+        assert sorted(result.acked["words"]) == [0, 1] and result.failed.get("words", []) == []
 
 
 def test_ids_are_forgotten_after_a_while(tmp_path: Path) -> None:
@@ -461,15 +482,47 @@ def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_p
     new.append(record(5))
     with pytest.raises(Unavailable):
         old.append(record(2))
-    # Even if it believed itself the owner, it would write where nobody reads any more.
+    # Even if it believed itself the owner again: what it appends to is no longer there.
     owns[0] = True
-    old.append(record(3))
+    with pytest.raises(Unavailable):
+        old.append(record(3))
     assert opened(whole, 3).contents.values == {"a": 5}
     opened(Partitioning(3, True), 4)
     with pytest.raises(Unavailable, match="newer assignment"):
         opened(Partitioning(2, True), 3)
     with pytest.raises(Unavailable, match="another number of tasks"):
         new.append(record(6))
+
+
+def test_a_log_that_cannot_be_opened_again_writes_into_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
+
+    folder = tmp_path / "state"
+    log = StateLog(folder, Partitioning(1, True), 0, (1, 1), lambda key, values: values[0], lambda: True)
+    record = Checkpoint(values=[("k", encode_value("x" * 100_000, "k"))])
+    for _ in range(15):
+        log.append(record)
+    log.compact()
+    assert log._compaction is not None
+    log._compaction.thread.join()
+    real = os.open
+
+    def refused(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if str(path).endswith(".log") and flags & os.O_APPEND:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, flags, *rest, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Too many open files"):
+        patched.setattr(os, "open", refused)
+        log.compact()
+    with (tmp_path / "another").open("wb") as another:
+        with pytest.raises(OSError):
+            log.append(record)
+        assert os.fstat(another.fileno()).st_size == 0
+    again = StateLog(folder, Partitioning(1, True), 0, (1, 2), lambda key, values: values[0], lambda: True)
+    assert list(again.contents.values) == ["k"]
 
 
 def test_long_logs_are_rewritten(tmp_path: Path) -> None:

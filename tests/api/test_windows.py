@@ -252,8 +252,9 @@ class BadStamps(Topology):
     visits = Visits.spec(inputs=[clicks])
 
 
-def test_a_stamp_that_is_no_number_fails_its_tuple() -> None:
-    with TopologyHarness(BadStamps, {"clicks": [["ann", "noon"]]}, simulated=True) as harness:
+@pytest.mark.parametrize("stamp", ["noon", True, 1e30, 10**20, float("nan"), float("inf")])
+def test_a_stamp_that_is_no_time_fails_its_tuple(stamp: Any) -> None:
+    with TopologyHarness(BadStamps, {"clicks": [["ann", stamp]]}, simulated=True) as harness:
         result = harness.run()
         assert result.failed["clicks"] == [0]
         assert "milliseconds since 1970" in str(result.errors[0][1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import string
@@ -190,6 +191,24 @@ def test_damaged_content_is_quarantined_and_never_returned(tmp_path: Path) -> No
         store.read("k")
     store.put("k", b"content")
     assert store.read("k") == b"content"
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalBlobStore(tmp_path)
+    meta = store.put("a", b"1")
+    full: list[bool] = []
+
+    def no_space(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    full.append(True)
+    for change in (lambda: store.put("b", b"2"), lambda: store.put_existing("b", meta.sha256)):
+        with pytest.raises(Unavailable, match="free space on the blob store's disk"):
+            change()
+        assert store.keys() == ["a"] and list((tmp_path / "tmp").iterdir()) == []
+        assert [path.name for path in (tmp_path / "objects").iterdir()] == [meta.sha256]
 
 
 def test_damaged_description_is_reported_and_protects_contents(tmp_path: Path) -> None:

@@ -96,11 +96,20 @@ def test_a_sensor_that_cannot_be_there_yet_is_no_trouble(cluster: LocalCluster) 
     ("key", "value", "said"),
     [
         ("dagster.location", "elsewhere", ["dagster.location is 'elsewhere'", "'storm'"]),
-        ("dagster.repository", "other", ["dagster.repository is 'other'", "__repository__"]),
         ("dagster.graphql.url", "http://127.0.0.1:9/graphql", ["http://127.0.0.1:9/graphql", "set dagster.gr"]),
-        ("dagster.graphql.url", "{url}/nothing", ["/nothing", "dagster.graphql.url is the webserver's address"]),
+        *(
+            pytest.param(*more, marks=pytest.mark.long)
+            for more in (
+                ("dagster.repository", "other", ["dagster.repository is 'other'", "__repository__"]),
+                (
+                    "dagster.graphql.url",
+                    "{url}/nothing",
+                    ["/nothing", "dagster.graphql.url is the webserver's address"],
+                ),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_doctor_names_what_is_wrong_with_dagster(cluster: LocalCluster, key: str, value: str, said: list[str]) -> None:
     assert cluster.endpoints.dagster is not None
     given = f"{key}={value.format(url=cluster.endpoints.dagster.url)}"
@@ -304,6 +313,7 @@ def test_a_killed_topology_is_gone_with_its_workers(cluster: LocalCluster) -> No
     eventually(lambda: not cluster.processes("worker"), 60, "the end of its workers")
 
 
+@pytest.mark.long
 def test_a_program_submits_itself(cluster: LocalCluster, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "app.jar", "w") as bundle:
         bundle.write(WORDCOUNT, "wordcount.py")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+import trustme
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from storm_dagster.http.responses import StreamResponse
 from storm_dagster.http.server import HttpService
+from storm_dagster.testing.waiting import eventually
 
 
 async def _echo(request: Request) -> PlainTextResponse:
@@ -54,3 +61,68 @@ def test_others_are_answered_while_one_holds_all_connections(
             connection.close()
     # Neither fills it the log: who is dropped in the middle of a request is no error of ours.
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+def test_a_peer_that_sends_requests_without_end_is_left(port: int) -> None:
+    """A hundred thousand requests behind the first one would be kept while that is answered."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as greedy:
+        greedy.settimeout(20)
+        with pytest.raises(ConnectionError):
+            for _ in range(200):
+                greedy.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 1_000)
+    assert httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).text == "ok"
+
+
+def test_a_file_whose_reader_has_left_is_closed(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(4 << 30)
+
+    def read(request: Request) -> StreamResponse:
+        return StreamResponse(
+            large.open("rb"), 4 << 30, request=request, chunk=1 << 16, idle_secs=30, headers={"Content-Type": "x/y"}
+        )
+
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    service = HttpService(Starlette(routes=[Route("/", read)]), listener)
+    service.start()
+    try:
+        for _ in range(20):
+            with socket.create_connection(listener.getsockname(), timeout=20) as reader:
+                reader.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert reader.recv(100)
+
+        def closed() -> bool:
+            return str(large) not in {file.path for file in psutil.Process().open_files()}
+
+        eventually(closed, 20, "the end of all reads")
+    finally:
+        service.stop()
+
+
+def test_connections_that_begin_no_handshake_count(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issued.configure_cert(tls)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    service = HttpService(Starlette(routes=[Route("/", lambda request: PlainTextResponse("ok"))]), listener, tls=tls)
+    service.start()
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}/"
+    held: list[socket.socket] = []
+    try:
+        for number in range(500):
+            held.append(socket.create_connection(listener.getsockname(), timeout=10))
+            if number % 50 == 0:
+                assert httpx.get(url, verify=trusted, timeout=30, trust_env=False).text == "ok"
+
+        def gone() -> int:
+            return sum(select.select([one], [], [], 0)[0] == [one] for one in held)
+
+        eventually(lambda: gone() >= 500 - 192, 20, "the end of handshakes that were not begun")
+    finally:
+        for one in held:
+            one.close()
+        service.stop()

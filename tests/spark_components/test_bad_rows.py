@@ -117,7 +117,9 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("at", [(0,), (9,), (4, 5), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "at", [(0,), (4, 5), *(pytest.param(at, marks=pytest.mark.long) for at in ((9,), (0, 1, 2)))], ids=str
+)
 def test_only_the_rows_that_break_the_function_fail(bolt_of: Callable[..., Any], at: tuple[int, ...]) -> None:
     bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=10)
     tuples = run(bolt, [f"bad {n}" if n in at else str(n) for n in range(10)])

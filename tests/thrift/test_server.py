@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import trustme
 
 from storm_dagster.http.server import listen
 from storm_dagster.nimbus.thrift.idl import decoder, load_idl
@@ -30,7 +32,7 @@ class Handler:
         return "{}"
 
     def getTopologyConf(self, topology_id: str) -> str:
-        if topology_id == "wait":
+        if topology_id.startswith("wait"):
             self.entered.release()
             assert self.leave.wait(30)
         if topology_id == "large":
@@ -41,12 +43,12 @@ class Handler:
 
 
 class Port:
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, /, **limits: float) -> None:
         self.handler = Handler()
         listener = listen("127.0.0.1", 0, "test")
         self.address = listener.getsockname()
         answer = Dispatcher(self.handler).answer
-        self.server = ThriftServer(answer, listener, ServerLimits(**limits))  # type: ignore[arg-type]
+        self.server = ThriftServer(answer, listener, ServerLimits(**limits), tls=tls)  # type: ignore[arg-type]
         self.server.start()
         self.sockets: list[socket.socket] = []
 
@@ -276,6 +278,38 @@ def test_what_a_dropped_client_had_sent_pushes_out_no_other(open_port: Callable[
     assert is_closed(slowest)
     held(*[425_000] * 7)
     assert select.select(others, [], [], 0)[0] == []
+
+
+def test_large_calls_in_progress_push_out_nobody(open_port: Callable[..., Port]) -> None:
+    port = open_port(frame_bytes=1_000_000, held_bytes=3_000_000, threads=20)
+    for _ in range(3):
+        send(port.connect(), encode_call("getTopologyConf", 5, id="wait" * 200_000))
+        assert port.handler.entered.acquire(timeout=20)
+    port.server._most_held = port.server.held_bytes + 10
+    assert [port.ask() for _ in range(20)] == ["{}"] * 20
+
+
+def test_connections_that_begin_no_handshake_count() -> None:
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    port = Port(tls)
+    try:
+        for number in range(300):
+            port.connect()
+            if number % 50 == 0:
+                link = trusted.wrap_socket(port.connect(), server_hostname="127.0.0.1")
+                assert port.ask(link=link) == "{}"
+                link.close()
+
+        def gone() -> int:
+            return sum(each.fileno() >= 0 and select.select([each], [], [], 0)[0] == [each] for each in port.sockets)
+
+        eventually(lambda: gone() >= 300 - 64, 20, "the end of handshakes that were not begun")
+    finally:
+        port.close()
 
 
 def test_calls_that_wait_do_not_hold_up_others(open_port: Callable[..., Port]) -> None:

@@ -8,6 +8,7 @@ from storm_dagster.api import Bolt, Spout, TopologyBuilder, Tuple
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.wire import Frame, TaskReport, WorkerReport
 from storm_dagster.worker.dataplane.routes import Placement
+from storm_dagster.worker.engine.history import TopologyHistory
 from storm_dagster.worker.engine.pressure import Loads
 from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_rigs.local_workers import Workers
@@ -69,3 +70,36 @@ def test_reports_of_made_up_slots_are_not_kept() -> None:
     for port in range(MANY):
         table.receive(report(port), 0.0)
     assert list(table.document()["workers"]) == ["s1:1"] == list(table.history._marks)
+
+
+def test_workers_that_a_peer_makes_up_cost_nothing() -> None:
+    builder = TopologyBuilder("untrue")
+    builder.set_spout("quiet", Quiet, outputs=["x"])
+    builder.set_bolt("taking", Taking, inputs="quiet")
+    workers = Workers(builder, {"quiet": 0, "taking": 0, ACKER: 0}, {})
+    try:
+        workers.turn()
+        (engine,) = workers.engines
+        (acker,) = (task for task, name in workers.components.items() if name == ACKER)
+        for number in range(100):
+            named = [(acker, f"{number}-{each}", []) for each in range(1_000)]
+            engine.deliver(Frame("a peer", touched=named))
+        assert len(engine.exchange.workers._bits) < 100
+        engine.deliver(Frame("a peer", reasons=[(1, 1, "x" * 1_000_000, "y" * 1_000_000)]))
+        assert sum(len(part) for part in engine.shared.ledger.reasons[1][1:]) < 10_000
+    finally:
+        workers.close()
+
+
+def test_a_history_of_made_up_components_is_bounded() -> None:
+    history = TopologyHistory()
+    for number in range(300):
+        tasks = {str(at): TaskReport(component=f"{number}-{at}", status="running") for at in range(50)}
+        for uptime in (100, 100 + 10 * number):
+            report = WorkerReport(
+                node="s1", host="h", port=1, pid=7, count=1, uptime_secs=uptime, version=0, status="running",
+                tasks=tasks, system={},
+            )  # fmt: skip
+            history.receive("s1:1", report, 10.0 * number)
+        history.advance(10.0 * number, 1e9 + 10 * number, ["s"])
+    assert len(history._rows) < 1_000 and len(history._marks["s1:1"]) <= 100

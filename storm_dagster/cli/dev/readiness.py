@@ -11,6 +11,7 @@ import httpx
 
 from storm_dagster.model.endpoints import cluster_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
+from storm_dagster.nimbus.dagster.transport import queries
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
@@ -59,14 +60,6 @@ def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[st
     return {str(row.get("id")) for row in rows}
 
 
-_LOCATIONS = """
-{ workspaceOrError { __typename
-  ... on Workspace { locationEntries { name loadStatus locationOrLoadError { __typename
-    ... on RepositoryLocation { repositories { name } }
-    ... on PythonError { message } } } }
-  ... on PythonError { message } }
-  instance { daemonHealth { allDaemonStatuses { daemonType healthy lastHeartbeatErrors { message } } } } }
-"""
 NO_DAEMON = "dagster-daemon has not reported yet"
 """The code location is loaded, and this is all that is missing."""
 _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
@@ -77,8 +70,9 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
 
     The first part is whether loading failed; it is asked to load again, for it may have been asked too early.
     """
+    asked = {"query": queries()["Readiness"][0]}
     try:
-        answer = httpx.post(f"{web_url}/graphql", json={"query": _LOCATIONS}, timeout=10.0, **_quick(web_url, options))
+        answer = httpx.post(f"{web_url}/graphql", json=asked, timeout=10.0, **_quick(web_url, options))
         data = answer.json()["data"]
         workspace = data["workspaceOrError"]
         daemons = {row["daemonType"]: row for row in data["instance"]["daemonHealth"]["allDaemonStatuses"]}
@@ -100,21 +94,13 @@ def code_location_error(web_url: str, options: Mapping[str, Any]) -> tuple[bool,
     return False, "the workspace names no code location storm"
 
 
-_WARM_UP = """
-{ runsOrError(limit: 1) { __typename }
-  executionPlanOrError(mode: "default", pipeline: {
-    repositoryLocationName: "storm", repositoryName: "__repository__", pipelineName: "submit_topology"
-  }) { __typename } }
-"""
-
-
 def warm_up_dagster(web_url: str, options: Mapping[str, Any]) -> None:
     """Ask Dagster what a launch will ask, so that the first submission does not pay for its first imports.
 
     A launch has to be answered within five seconds. Failures are left to the launch itself.
     """
     with suppress(httpx.HTTPError):
-        httpx.post(f"{web_url}/graphql", json={"query": _WARM_UP}, timeout=60.0, **options)
+        httpx.post(f"{web_url}/graphql", json={"query": queries()["WarmUp"][0]}, timeout=60.0, **options)
 
 
 def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:

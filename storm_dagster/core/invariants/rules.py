@@ -3,8 +3,9 @@
 from collections import Counter
 from typing import Any
 
-from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, Rule, Violation, WorkerPid, title, visible
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, Rule, Violation, title, visible
 from storm_dagster.model import paths
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import code_keys
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.tables import load_table
@@ -71,9 +72,7 @@ def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
     """At most one worker process runs in a slot, the one that holds its node."""
     if snapshot.processes is None:
         return
-    here: dict[tuple[str, int], list[WorkerPid]] = {}
-    for process in snapshot.processes:
-        here.setdefault((process.node, process.port), []).append(process)
+    here = multimap(((process.node, process.port), process) for process in snapshot.processes)
     for (node, port), found in sorted(here.items()):
         if len(found) > 1:
             pids = ", ".join(f"{part.pid} ({part.topology_id})" for part in found)

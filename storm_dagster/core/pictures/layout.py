@@ -9,6 +9,8 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 from statistics import fmean
 
+from storm_dagster.model.multimap import multimap
+
 _SWEEPS = 6
 
 Edge = tuple[str, str]
@@ -49,12 +51,8 @@ def lay_out(
     for (source, _), chain in chains.items():
         for step, one in enumerate(chain[1:-1], layer_of[source] + 1):
             rows[step].append(one)
-    above: dict[str, list[str]] = {}
-    below: dict[str, list[str]] = {}
-    for chain in chains.values():
-        for one, other in pairwise(chain):
-            below.setdefault(one, []).append(other)
-            above.setdefault(other, []).append(one)
+    pairs = [pair for chain in chains.values() for pair in pairwise(chain)]
+    below, above = multimap(pairs), multimap((other, one) for one, other in pairs)
     _order(rows, above, below)
     width, height = box
     heights = {one: height if one in known else height / 3 for row in rows for one in row}
@@ -75,9 +73,7 @@ def lay_out(
 
 def _without_cycles(names: Sequence[str], edges: Sequence[Edge]) -> list[Edge]:
     """The edges with those that close a cycle turned round, each once."""
-    after: dict[str, list[str]] = {}
-    for source, target in edges:
-        after.setdefault(source, []).append(target)
+    after = multimap(edges)
     heads = {target for _, target in edges}
     # Spouts first: a cycle begins where tuples come in.
     order = sorted(names, key=lambda name: name in heads)

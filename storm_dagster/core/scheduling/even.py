@@ -9,6 +9,7 @@ from storm_dagster.core.scheduling.slot_allocation import PlacementRefused, Slot
 from storm_dagster.core.scheduling.strategy import Strategy
 from storm_dagster.core.scheduling.task_assignment import TaskAssignment
 from storm_dagster.core.scheduling.units import TopologySummary
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement_reasons import Reason, even_ignores, refusal
 
 
@@ -130,9 +131,7 @@ def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
 def _slots_of_hosts(allocation: SlotAllocation) -> list[list[Slot]]:
     """Free slots of each host, in turn from supervisor to supervisor. Equal ones go by the lower supervisor id."""
     ports = allocation.ports
-    by_host: dict[str, list[list[Slot]]] = {}
-    for node in allocation.nodes:
-        by_host.setdefault(ports.host[node], []).append([(node, port) for port in ports.free[node]])
+    by_host = multimap((ports.host[node], [(node, port) for port in ports.free[node]]) for node in allocation.nodes)
     return [_interleave(groups) for groups in by_host.values()]
 
 

@@ -7,6 +7,7 @@ workers takes a logarithmic step for each, where trying all workers would take t
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from storm_dagster.model.placement_reasons import Reason
@@ -58,6 +59,7 @@ def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
     return 0, 0
 
 
+@dataclass(eq=False)
 class WorkerSelector:
     """Selector of workers with room for the executors of one topology, by quota and by the chain of selectors.
 
@@ -66,23 +68,17 @@ class WorkerSelector:
     between supervisors, counting this topology's workers of this event only. The first of equals wins.
     """
 
-    def __init__(
-        self,
-        workers: Sequence[FilledWorker],
-        share: int,
-        remainder: int,
-        related: Sequence[Sequence[int]],
-        system: Collection[int],
-    ) -> None:
-        self.workers = workers
-        self.share = share
-        self.remainder: int = remainder
-        self._related = related
-        self._system = system
+    workers: Sequence[FilledWorker]
+    share: int
+    remainder: int
+    _related: Sequence[Sequence[int]]
+    _system: Collection[int]
+
+    def __post_init__(self) -> None:
         self._groups: dict[str, list[int]] = {}
         self._totals: dict[str, int] = {}
         self._counts: dict[str, dict[int, int]] = {}
-        for number, worker in enumerate(workers):
+        for number, worker in enumerate(self.workers):
             self._groups.setdefault(worker.node, []).append(number)
             self._totals[worker.node] = self._totals.get(worker.node, 0) + len(worker.positions)
             around = self._counts.setdefault(worker.node, {})

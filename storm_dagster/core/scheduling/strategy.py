@@ -37,11 +37,9 @@ class Strategy(Protocol):
 
     def allocate(self, allocation: SlotAllocation) -> None:
         """Take the slots of one topology. Raises ``PlacementRefused`` when they do not suffice."""
-        ...
 
     def fill(self, assignment: TaskAssignment) -> None:
         """Assign executors to the slots that the topology was given, and list the workers."""
-        ...
 
     def warnings(self, about: TopologySummary, grants: Grants) -> list[str]:
         """Requests of the conf that are not followed, and why."""

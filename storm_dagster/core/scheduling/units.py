@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
@@ -108,10 +109,7 @@ def several_tasks(topology: TopologyToPlace) -> dict[int, tuple[int, ...]]:
 
 def summary_of(topology: TopologyToPlace, codes: Codes, counts: Sequence[int]) -> TopologySummary:
     """``codes`` are all components of the event, ``counts`` the number of executors of each."""
-    readers: dict[str, list[str]] = {}
-    for reader, sources in topology.inputs.items():
-        for source in sources:
-            readers.setdefault(source, []).append(reader)
+    readers = multimap((source, reader) for reader, sources in topology.inputs.items() for source in sources)
     related = [
         sorted({codes[other] for other in topology.inputs.get(name) or readers.get(name, ()) if other in codes})
         for name in codes

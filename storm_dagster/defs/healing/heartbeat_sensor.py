@@ -46,6 +46,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -184,9 +185,7 @@ def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> 
 
 def restart_observations(found: Iterable[Restart], key: dg.AssetKey) -> list[dg.AssetObservation]:
     """One observation for each topology whose workers were restarted in place by their supervisors."""
-    by_name: dict[str, list[Restart]] = {}
-    for restart in found:
-        by_name.setdefault(restart.name, []).append(restart)
+    by_name = multimap((restart.name, restart) for restart in found)
     return [
         dg.AssetObservation(
             asset_key=key,

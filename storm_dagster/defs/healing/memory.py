@@ -4,7 +4,6 @@ from causes.
 A recovery lasts from the poll that missed a worker to the one that saw all run again.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from storm_dagster.core.acking import BoundedMap
 from storm_dagster.core.liveness.causes import Attempt, FirstSeen
 from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
@@ -78,7 +78,7 @@ class HealingCursor:
     any length without a write.
     """
 
-    _recent: ClassVar[OrderedDict[str, HealingMemory]] = OrderedDict()
+    _recent: ClassVar[BoundedMap[str, HealingMemory]] = BoundedMap(_MOST_RECENT)
 
     def __init__(self, sensor: str, text: str | None) -> None:
         self._sensor = sensor
@@ -103,8 +103,6 @@ class HealingCursor:
         polled_at = None if memory.polled_at is UNSET else memory.polled_at
         text = encode_memory(_CursorText(self._record, polled_at)).decode()
         self._recent[text] = memory
-        while len(self._recent) > _MOST_RECENT:
-            self._recent.popitem(last=False)
         return text
 
 

@@ -81,7 +81,7 @@ class BlobRegistry:
         return self._cached.find_children(paths.TOPOLOGY) or []
 
     def survey(self, keys: Iterable[str]) -> dict[str, Registered]:
-        """As :meth:`read`, of the cache: what did not change costs no request."""
+        """As :meth:`read`, of the cache: what did not change costs no request. A damaged record hides its blob alone."""
         return self.read(keys, self._cached)
 
     def read(self, keys: Iterable[str], state: ClusterState | None = None) -> dict[str, Registered]:
@@ -91,7 +91,13 @@ class BlobRegistry:
         children = state.find_children_many([paths.blob(key) for key in wanted])
         found: dict[str, Registered] = {}
         for key, record, holders in zip(wanted, records, children, strict=True):
-            decoded = None if record is None else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
+            try:
+                decoded = None if record is None else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
+            except Corrupt as error:
+                if state is self._state:
+                    raise
+                _log.error("%s", error.message)
+                continue
             version = None if record is None else record[1].version
             found[key] = Registered(key, decoded, version, _valid_holders(key, holders or []))
         return found

@@ -65,7 +65,8 @@ class BlobSync:
             meta = self._base.meta(entry.key)
         except (KeyNotFound, Corrupt):
             return False
-        return entry.record is None or entry.record.sha256 == meta.sha256
+        # What is damaged lies in quarantine.
+        return self._base.has_content(meta.sha256) and (entry.record is None or entry.record.sha256 == meta.sha256)
 
     def run_once(self, wake: Wake | None = None) -> int:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
@@ -119,8 +120,13 @@ class BlobSync:
 
     def _fetch_needed(self, entry: Registered) -> bool:
         wanted = entry.record.sha256 if entry.record else None
-        if wanted is not None and self._base.put_existing(entry.key, wanted) is not None:
-            self._registry.register_held(self._base.meta(entry.key))
+        try:
+            held = None if wanted is None else self._base.put_existing(entry.key, wanted)
+        except Unavailable as error:  # A full disk: there may be room for the others.
+            _log.warning("%s", error.message)
+            return False
+        if held is not None:
+            self._registry.register_held(held)
             return True
         holders = set(entry.newest_holders())
         # Without a live holder in ZooKeeper one may still have it; its hash is checked anyway.
@@ -155,7 +161,8 @@ class BlobSync:
         mine = {meta.key: meta for meta in self._base.list()}
         for key, blob in theirs.items():
             held = mine.get(key)
-            if key in needed or key in registered or (held and held.sha256 == blob.get("sha256")):
+            # What is registered comes by that; what was registered once is gone, even if a new leader still has it.
+            if key in needed or is_registered_kind(key) or (held and held.sha256 == blob.get("sha256")):
                 continue
             try:
                 sha256 = str(blob.get("sha256"))

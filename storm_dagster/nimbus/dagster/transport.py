@@ -32,7 +32,7 @@ _WHO = "set dagster.graphql.token.file or dagster.graphql.headers"
 
 
 @functools.cache
-def _queries() -> Mapping[str, tuple[str, str]]:
+def queries() -> Mapping[str, tuple[str, str]]:
     """Operation -> its text and the field of its answer."""
     text = Path(__file__).with_name("queries.graphql").read_text(encoding="utf-8")
     found = [(_OPERATION.match(part), part) for part in text.split("\n\n")]
@@ -172,7 +172,7 @@ class DagsterTransport:
     def graphql(self, operation: str, variables: Mapping[str, Any], patience: float | None = None) -> dict[str, Any]:
         """The answer to an operation of ``queries.graphql``, within ``patience`` seconds (default: the timeout)."""
         access = self._require()
-        query, field = _queries()[operation]
+        query, field = queries()[operation]
         document = self.post(access.url, {"query": query, "variables": dict(variables)}, patience=patience)
         data = document.get("data") if isinstance(document, dict) else None
         result = data.get(field) if isinstance(data, dict) else None

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from storm_dagster.core.submission.tasks import executors_of
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.records import SupervisorInfo, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.tables import load_table
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -226,11 +227,8 @@ class TopologySize:
 
 def topologies_by_owner(view: ClusterView, owner: str | None = None) -> dict[str, list[TopologyView]]:
     """Owner -> his topologies; those without one belong to ``""``. With ``owner`` only his."""
-    found: dict[str, list[TopologyView]] = {}
-    for topology in view.topologies.values():
-        if owner in (None, topology.base.owner):
-            found.setdefault(topology.base.owner, []).append(topology)
-    return dict(sorted(found.items()))
+    wanted = (topology for topology in view.topologies.values() if owner in (None, topology.base.owner))
+    return dict(sorted(multimap((topology.base.owner, topology) for topology in wanted).items()))
 
 
 def snapshot_topology(
@@ -244,9 +242,7 @@ def snapshot_topology(
     table = topology.tasks or TaskTable(components={})
     reported_tasks: Mapping[str, Any] = (report or {}).get("tasks") or {}
     slots = {task: worker for worker in topology.workers for task in worker.ids}
-    by_component: dict[str, list[TaskError]] = {}
-    for component_id, error in errors:
-        by_component.setdefault(component_id, []).append(error)
+    by_component = multimap(errors)
     components: dict[str, ComponentSnapshot] = {}
     for component_id, groups in executors_of(table, topology.base.executors).items():
         kind = table.components[component_id].type

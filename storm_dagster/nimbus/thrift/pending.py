@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, Misconfigured, StormDagsterError, Unavailable
+from storm_dagster.model.futures import in_thread
 from storm_dagster.nimbus.member import Nimbus, repeat
 from storm_dagster.nimbus.requests.submitting import Submissions
 
@@ -123,7 +123,10 @@ class PendingSubmissions:
             self._names.discard(pending.name)
 
     def _launch_left(self) -> None:
-        for key in self._nimbus.blobs.keys(_PREFIX) if self._nimbus.status.epoch is not None else ():
+        if self._nimbus.status.epoch is None:
+            self._names.clear()  # Another nimbus launches them, which is not seen here.
+            return
+        for key in self._nimbus.blobs.keys(_PREFIX):
             if not key.endswith(_SUFFIX):
                 continue
             with self._lock:
@@ -160,21 +163,14 @@ class Late(Unavailable):
 
 def within(deadline: float, work: Callable[[], T], what: str) -> T:
     """What ``work`` returns or raises; :class:`Late` when it is not done by then. It goes on all the same."""
-    done: Future[T] = Future()
-    late = threading.Event()
+    done = in_thread("nimbus-thrift-submit", work)
 
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            if late.is_set():
-                _log.warning("%s, which its caller did not wait for, failed: %s", what, error)
-            done.set_exception(error)
+    def log_failure(_: Future[T]) -> None:
+        if (error := done.exception()) is not None:
+            _log.warning("%s, which its caller did not wait for, failed: %s", what, error)
 
-    threading.Thread(target=copy_context().run, args=(run,), name="nimbus-thrift-submit", daemon=True).start()
-    wait([done], max(0.0, deadline - time.monotonic()))
-    if not done.done():
-        late.set()
+    if not wait([done], max(0.0, deadline - time.monotonic())).done:
+        done.add_done_callback(log_failure)
         raise Late(
             f"{what} is still being started, because Dagster takes its time: check whether the topology appears before you try again"
         )

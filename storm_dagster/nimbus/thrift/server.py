@@ -25,6 +25,7 @@ from storm_dagster.nimbus.thrift.frames import MalformedFrame
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
+_MOST_HANDSHAKES = 64
 # asyncio keeps up to twice this of what a client sent too early, uncounted.
 _EARLY_BYTES = 16 * 1024
 _SWEEP_SECS = 1.0
@@ -82,6 +83,7 @@ class _Connection:
         self.writer.transport.abort()
 
 
+@dataclass(eq=False, repr=False)
 class ThriftServer:
     """Serves ``answer(frame, peer) -> frame | None`` on an open socket, in a thread of its own.
 
@@ -90,20 +92,14 @@ class ThriftServer:
     this user or root.
     """
 
-    def __init__(
-        self,
-        answer: Callable[[bytes, ThriftPeer], bytes | None],
-        listener: socket.socket,
-        limits: ServerLimits,
-        *,
-        tls: ssl.SSLContext | None = None,
-        own_user_only: bool = False,
-    ) -> None:
-        self._own_user_only = own_user_only
-        self._answer = answer
-        self._listener = listener
-        self._limits = limits
-        self._tls = tls
+    _answer: Callable[[bytes, ThriftPeer], bytes | None]
+    _listener: socket.socket
+    _limits: ServerLimits
+    tls: ssl.SSLContext | None = None
+    own_user_only: bool = False
+
+    def __post_init__(self) -> None:
+        limits = self._limits
         self.connections: set[_Connection] = set()
         self.held_bytes: int = 0
         """Bytes of frames and answers that are held for all clients now."""
@@ -144,18 +140,45 @@ class ThriftServer:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        handshake = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": 10.0}
-        server = await asyncio.start_server(self._talk, sock=self._listener, limit=_EARLY_BYTES, **handshake)
+        self._listener.setblocking(False)
+        works = [asyncio.create_task(work()) for work in (self._accept, self._sweep)]
         self._started.set()
-        sweeping = asyncio.create_task(self._sweep())
         await self._ended.wait()
-        sweeping.cancel()
-        server.close()
+        for work in works:
+            work.cancel()
         for connection in list(self.connections):
             connection.drop()
 
+    async def _accept(self) -> None:
+        """Take connections; of too many handshakes the oldest ends. A server of asyncio would have no limit for them."""
+        loop, opening = asyncio.get_running_loop(), dict[asyncio.Task[None], None]()
+        while True:
+            try:
+                # Each has its turn before the next is taken: only handshakes that wait for their peer become many.
+                await asyncio.sleep(0)
+                link, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # Perhaps this process has too many files open.
+                _log.warning("no Thrift client is taken now: %s", error)
+                await asyncio.sleep(0.2)
+                continue
+            if len(opening) >= _MOST_HANDSHAKES:
+                oldest = next(iter(opening))
+                del opening[oldest]
+                oldest.cancel()
+            task = loop.create_task(self._open(link))
+            opening[task] = None
+            task.add_done_callback(lambda done: opening.pop(done, None))
+
+    async def _open(self, link: socket.socket) -> None:
+        reader = asyncio.StreamReader(limit=_EARLY_BYTES)
+        handshake = {} if self.tls is None else {"ssl": self.tls, "ssl_handshake_timeout": 10.0}
+        with suppress(OSError, asyncio.TimeoutError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: asyncio.StreamReaderProtocol(reader, self._talk), link, **handshake
+            )
+
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._own_user_only and not is_own_peer(*map(writer.get_extra_info, ("sockname", "peername"))):
+        if self.own_user_only and not is_own_peer(*map(writer.get_extra_info, ("sockname", "peername"))):
             _log.warning("a connection of another user of this machine is refused: set storm.secret.file and TLS")
             writer.transport.abort()
             return
@@ -201,7 +224,7 @@ class ThriftServer:
                 return None
             frame += chunk
             self._hold(connection, len(chunk))
-        return bytes(frame)
+        return bytes(frame) if connection in self.connections else None
 
     async def _reply(self, connection: _Connection, frame: bytes) -> None:
         connection.become("working")
@@ -224,8 +247,8 @@ class ThriftServer:
         connection.held += count
         self.held_bytes += count
         while self.held_bytes > self._most_held:
-            # Only receiving and sending make it more, so that there is somebody to drop.
-            holders = [c for c in self.connections if c.held and c.state in ("receiving", "sending")]
+            share = self._most_held // self._limits.connections  # Whoever holds less pushes nobody out.
+            holders = [c for c in self.connections if c.held > share and c.state in ("receiving", "sending")]
             slowest = min(holders, key=lambda c: c.since, default=None)
             if slowest is None:
                 return

@@ -95,6 +95,8 @@ def find_garbage(
         for token, handle in inventory.handles.items()
         if token in counting and not (token in inventory.tokens and inventory.tokens[token].published)
     }
+    # Taken, and not launched yet: there is no token before Dagster answers.
+    pinned_handles |= {key[7:-8] for key in inventory.blobs if key.startswith("upload.") and key.endswith(".pending")}
 
     handles = Counter(key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs)
 

@@ -11,6 +11,7 @@ from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import assignment_of, causes_still_true, monitor_batch, same_workers
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
@@ -37,9 +38,7 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
     topology fails alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark
     plans; when it is out of reach the local planner does, and the result names it.
     """
-    by_topology: dict[str, list[Cause]] = {}
-    for cause in causes:
-        by_topology.setdefault(cause.topology_id, []).append(cause)
+    by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:
         return []
     epoch = ctx.current_epoch()

@@ -20,6 +20,7 @@ from storm_dagster.core.reassignment import Runnable, current_topology, monitor_
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.fusion import fused_components
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome, TaskError, TaskTable
@@ -131,9 +132,7 @@ def problems(view: ClusterView, topology: TopologyView, runnable: Runnable, down
         return []
     components = topology.tasks.component_of()
     without, waiting = _slot_outlook(view, topology, runnable, set(down) & components.keys())
-    by_reason: dict[str, list[int]] = {}
-    for task, reason in without.items():
-        by_reason.setdefault(reason, []).append(int(task))
+    by_reason = multimap((reason, int(task)) for task, reason in without.items())
     found = [
         f"{_describe_tasks(tasks, components)} wait for a slot: {why} (`storm-dagster rebalance {topology.base.name} -n WORKERS`)"
         for why, tasks in by_reason.items()

@@ -15,6 +15,7 @@ from storm_dagster.core.scheduling.slot_allocation import AllocatedSlot, FreePor
 from storm_dagster.core.scheduling.strategy import TopologyEvent, allocate
 from storm_dagster.core.scheduling.task_assignment import Allocated
 from storm_dagster.core.scheduling.units import Executors, Row, TopologySummary
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement_reasons import Refusal
 from storm_dagster.spark.assignment.schema import ALLOCATED, PLACED, SLOT_REQUESTS, read_executors
 
@@ -35,10 +36,7 @@ def request_slots(key: tuple[pa.Scalar, ...], runs: pa.Table, rows: pa.Table) ->
 
 
 def _by_topology(rows: pa.Table) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
-    for row in rows.to_pylist():
-        found.setdefault(row["topology"], []).append(row)
-    return found
+    return multimap((row["topology"], row) for row in rows.to_pylist())
 
 
 def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Table) -> pa.Table:
@@ -99,9 +97,7 @@ def assign_tasks(key: tuple[pa.Scalar, ...], runs: pa.Table, rows: pa.Table) -> 
 
 
 def _assigned(executors: Executors, facts: list[Row]) -> list[Row]:
-    by_kind: dict[str, list[Row]] = {}
-    for row in facts:
-        by_kind.setdefault(row["kind"], []).append(row)
+    by_kind = multimap((row["kind"], row) for row in facts)
     (about,) = (TopologySummary(**json.loads(row["text"])) for row in by_kind.pop("about"))
     slots = sorted(by_kind.pop("slot", ()), key=lambda row: row["number"])
     allocated = Allocated(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from storm_dagster.core.scheduling.history import history_rows
 from storm_dagster.core.scheduling.plan import placement_of
 from storm_dagster.core.scheduling.units import Codes, Row, service_order, several_tasks, summary_of
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 from storm_dagster.spark.assignment.groups import allocate_slots, assign_tasks, request_slots
@@ -60,12 +60,10 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
 
 def _read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[tuple[TopologyPlacement, ...]]:
     """Placements of each batch, in the order of service."""
-    rows: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for row in placed.to_pylist():
-        rows[row["cluster"], row["topology"]].append(row)
+    rows = multimap(((row["cluster"], row["topology"]), row) for row in placed.to_pylist())
     return [
         tuple(
-            placement_of(topology, rows[cluster, place])
+            placement_of(topology, rows.get((cluster, place), []))
             for place, topology in enumerate(service_order(batch.topologies))
         )
         for cluster, batch in enumerate(batches)

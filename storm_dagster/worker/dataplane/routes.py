@@ -11,6 +11,7 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser
 from storm_dagster.model.host import missing_part
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.records import StateHome
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.worker.dataplane.tree import next_edge
@@ -41,10 +42,7 @@ class Placement:
 
 def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
     """Component -> its tasks, ascending."""
-    found: dict[str, list[int]] = {}
-    for task in sorted(components):
-        found.setdefault(components[task], []).append(task)
-    return found
+    return multimap((components[task], task) for task in sorted(components))
 
 
 _NEVER = object()

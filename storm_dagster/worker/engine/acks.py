@@ -71,6 +71,10 @@ class WorkerBits:
             self._bits[token] = ~taken & (taken + 1)
         return self._bits[token]
 
+    def has_room(self, token: str) -> bool:
+        """Whether a peer may name this worker: each slot may have one that is not known here yet."""
+        return token in self._bits or len(self._bits) <= 2 * len(self._keys) + 9
+
     def tokens_of(self, bits: int) -> Iterator[str]:
         """The start tokens of workers, lost ones included."""
         for token, own in (*self._bits.items(), *((token, entry[0]) for token, entry in self._lost.items())):
@@ -139,7 +143,7 @@ class AckExchange:
         self.deliver_results(result)
 
     def _touch(self, acker: Acker, token: str, roots: list[int], now: float, result: AckerResult) -> None:
-        bit = self.workers.bit_of(token, now)
+        bit = self.workers.bit_of(token, now) if self.workers.has_room(token) else 0
         if bit:
             acker.table.touch(roots, bit)
         else:
@@ -148,7 +152,7 @@ class AckExchange:
     def on_frame(self, frame: Frame) -> None:
         """Apply a peer's acks to the ackers here, and its results to the spouts here."""
         for root, by, component, why in frame.reasons:
-            self._shared.ledger.reasons[root] = (by, component, why)
+            self._shared.ledger.reasons[root] = (by, component[:200], why[:500])
         for verdict in VERDICTS:
             for task, roots in getattr(frame, verdict):
                 self._notify(verdict, task, roots)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from storm_dagster.model.latency import Buckets, percentiles, sum_buckets
+from storm_dagster.model.multimap import multimap
 from storm_dagster.model.wire import HistoryQuestion, TaskReport, WorkerReport
 
 COLUMNS = ("rate", "acked", "failed", "p50_ms", "p95_ms", "p99_ms", "capacity", "held", "waiting", "lag")
@@ -80,7 +81,7 @@ class TopologyHistory:
 
     def receive(self, key: str, report: WorkerReport, now: float) -> None:
         """Take the counters of the worker in slot ``key``."""
-        marks, mark = self._marks.setdefault(key, deque()), _mark(report, now)
+        marks, mark = self._marks.setdefault(key, deque(maxlen=100)), _mark(report, now)
         if marks and marks[-1].pid != mark.pid:
             marks.clear()
             self._starts[key] = [*self._starts.get(key, [])[-_MOST_STARTS:], now]
@@ -158,10 +159,8 @@ class TopologyHistory:
 
     def trend(self) -> str:
         """The rates of the last hour as :class:`TaskBeats` has them; any thread."""
-        by_age: dict[int, list[float]] = {}
         rows = list(self._rows.get(("", False), ()))
-        for at, rate, *_ in rows:
-            by_age.setdefault(rows[-1][0] // 120 - at // 120, []).append(rate)
+        by_age = multimap((rows[-1][0] // 120 - at // 120, rate) for at, rate, *_ in rows)
         means = [sum(found) / len(found) if (found := by_age.get(age)) else None for age in reversed(range(30))]
         most = max((mean for mean in means if mean), default=1.0)
         return "".join("." if mean is None else f"{round(15 * mean / most):x}" for mean in means) if rows else ""
@@ -193,6 +192,8 @@ class TopologyHistory:
 
     def _add(self, component: str, day: bool, epoch_secs: float, part: Figures) -> None:
         shown = _shown(part)
+        if (component, day) not in self._rows and len(self._rows) > 4 * _MOST_COMPONENTS:
+            return  # A peer makes names up.
         ring = self._rows.setdefault((component, day), deque(maxlen=_RINGS[day][1]))
         ring.append([int(epoch_secs), *(shown[name] for name in COLUMNS)])
 

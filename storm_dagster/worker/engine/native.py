@@ -81,6 +81,7 @@ class NativeEngine:
         self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
         places = attrgetter("slots", "components", "open", "addresses")
         same_places = previous is not None and places(previous) == places(placement)
+        same_places = same_places and placement.open <= self.runners.keys()
         if self.transport is not None:
             used = {slot for slot in placement.slots.values() if slot != self.slot}
             addresses = {slot: address for slot, address in placement.addresses.items() if slot in used}
@@ -171,11 +172,12 @@ class NativeEngine:
             task = runner.task_id
             del self.runners[task]
             self.shared.events.close(task)
-            if reopen:
-                self._held.setdefault(task, []).extend(tup for tup in runner.queue if tup._tree is None)
+            kept = [tup for tup in runner.queue if reopen and tup._tree is None]
             for tup in runner.queue:
                 self.shared.ledger.fail(tup, LOST)
-            runner.queue.clear()
+            runner.queue[:] = kept
+            # Tasks here still append to it, until the routes are built again.
+            self._held[task] = runner.queue
         self._on_runners()
 
     def _rewire(self) -> None:

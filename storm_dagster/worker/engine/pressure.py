@@ -4,10 +4,11 @@ Full queues hold the bolts that send to them, and the spouts that their tuples c
 """
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sized
 from typing import Any
 
-from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.topology import TopologySpec, reachable
 from storm_dagster.model.wire import Group
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
@@ -56,16 +57,7 @@ class Pressure:
         for reader, _, part in spec.components():
             for item in part.inputs:
                 self._readers.setdefault(item.component, set()).add(reader)
-        self._downstream = {name: self._reach(name) for name in self._readers}
-
-    def _reach(self, component: str) -> set[str]:
-        found: set[str] = set()
-        waiting = [component]
-        while waiting:
-            new = self._readers[waiting.pop()] - found
-            found |= new
-            waiting += new
-        return found
+        self._downstream = {name: reachable(name, self._readers) for name in self._readers}
 
     def on_request(self, slot: tuple[str, int], wait: bool, full: Iterable[str] | None) -> None:
         """Start or end the back pressure of a peer."""
@@ -86,10 +78,7 @@ class Pressure:
 
     def place(self, placement: Placement, runners: Collection[Runner]) -> None:
         """Set how much each task here may emit in one turn: half a queue, divided by the tasks that send to it."""
-        senders: dict[str, int] = {}
-        for runner in runners:
-            for reader in self._readers.get(runner.component, ()):
-                senders[reader] = senders.get(reader, 0) + 1
+        senders = Counter(reader for runner in runners for reader in self._readers.get(runner.component, ()))
         for runner in runners:
             most = max((senders[reader] for reader in self._readers.get(runner.component, ())), default=0)
             runner.quota = min(MOST_QUOTA, max(1, self._high // most)) if most and self._enabled else MOST_QUOTA

@@ -251,7 +251,8 @@ class ClusterSync:
         # Without its node, whose session has ended, others may have opened what it had.
         kept_tasks = self._owned & wanted if own is not None else frozenset[int]()
         owned = kept_tasks | (wanted - held_elsewhere)
-        lost = self._owned - owned
+        same = own is not None or (self._view is not None and self._view[1] == at.version)
+        lost = self._owned - (owned if same else frozenset())
         if lost:
             self.loop.call(lambda: self.loop.close_tasks(lost), _CLOSE_SECS)
         self._owned = owned

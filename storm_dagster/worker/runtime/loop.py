@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.futures import fulfill
 from storm_dagster.model.records import KeptLevels, TaskBeats
 from storm_dagster.model.wire import (
     MAX_REQUEST_BYTES,
@@ -35,7 +36,6 @@ from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.engine.system import TopologyMasterTable
 from storm_dagster.worker.runtime.cluster_sync import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
-from storm_dagster.worker.tasks.runner import fulfill
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger(__name__)

@@ -127,8 +127,10 @@ class ShellProcess:
     def end(self) -> None:
         """Kill the program and its process group."""
         self._outgoing.put(None)
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+        # Also of one that has ended: it may have left children, which hold its pipes. Once it is waited for, its number
+        # may be that of others.
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 if _GROUP:
                     os.killpg(self.process.pid, signal.SIGKILL)
                 else:
@@ -174,5 +176,5 @@ class ShellProcess:
                 stream.close()
 
     def _log_errors(self, stream: IO[bytes]) -> None:
-        for line in stream:
+        for line in iter(lambda: stream.readline(65536), b""):
             _log.info("%s: %s", self.name, line.decode("utf-8", "replace").rstrip())

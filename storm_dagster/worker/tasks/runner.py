@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -128,14 +127,6 @@ def make_component(part: ComponentSpec, kind: type[Any]) -> Any:
     if not isinstance(component, kind):
         raise TypeError(f"{part.object.python} is not a {kind.__name__}")
     return component
-
-
-def fulfill(future: Future[Any], action: Callable[[], Any]) -> None:
-    """Give the future the result of ``action``, or what it raises."""
-    try:
-        future.set_result(action())
-    except BaseException as error:
-        future.set_exception(error)
 
 
 class Runner:

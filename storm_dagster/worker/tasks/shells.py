@@ -22,6 +22,8 @@ from storm_dagster.worker.tasks.spouts import SpoutBase
 _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0
+_MOST_INBOUND = 4096
+"""Messages of one program that may wait for the loop, and that it handles in one turn."""
 _TICK = "tick-"
 """Prefix of the ids of ticks."""
 _CHANGED = (
@@ -77,15 +79,22 @@ class ShellRunner(Runner):
         self.last_seen = self.last_start = time.monotonic()
 
     def _on_output(self, process: ShellProcess, message: Any) -> None:
-        # In the reader's thread.
+        # In the reader's thread: a program that emits faster than the loop takes it waits in its pipe.
+        while len(self.inbound) >= _MOST_INBOUND and process is self.process:
+            time.sleep(0.001)
         self.inbound.append((process, message))
         self.shared.wake()
 
     def process_messages(self) -> bool:
         """Handle the program's messages. Whether there were any."""
         worked = False
-        while self.inbound:
-            process, message = self.inbound.popleft()
+        for _ in range(min(len(self.inbound), _MOST_INBOUND)):
+            process, message = self.inbound[0]
+            emits = isinstance(message, dict) and message.get("command") == "emit"
+            if emits and process is self.process and not self.may_begin():
+                self.last_seen = time.monotonic()  # It is not silent: its targets are full.
+                break
+            self.inbound.popleft()
             if process is not self.process:
                 continue
             worked = True
@@ -185,6 +194,9 @@ class ShellBoltRunner(ShellRunner):
         self._next_heartbeat = 0.0
         self._finished = self._cost_ns = self._costs = 0
         self._explained = False
+        self._late_ns = int(2e9 * float(self.conf.get("topology.message.timeout.secs") or 30))
+        self._dropped = 0
+        """Ids up to this one are no longer in flight, whatever the program says of them."""
 
     def waiting(self) -> int:
         """Number of tuples that the program has not been given: those in it cause no back pressure."""
@@ -251,6 +263,11 @@ class ShellBoltRunner(ShellRunner):
         if self.process is None or self.status != "running" or now < self._next_heartbeat:
             return
         self._next_heartbeat = now + _HEARTBEAT_SECS
+        # What the program never acks has failed long ago, if it is tracked at all.
+        late = time.perf_counter_ns() - self._late_ns
+        for name in [*itertools.takewhile(lambda name: self.in_flight[name][1] < late, self.in_flight)]:
+            del self.in_flight[name]
+            self._dropped = int(name)
         if now - self.last_seen > self.timeout:
             self.replace(f"subprocess heartbeat timeout: silent for {self.timeout:g} s")
             return
@@ -264,7 +281,7 @@ class ShellBoltRunner(ShellRunner):
             found = self.in_flight.get(str(name))
             if found is not None:
                 anchors.append(found[0])
-            elif not str(name).startswith(_TICK):
+            elif not (str(name).startswith(_TICK) or self._was_dropped(name)):
                 raise ShellFailure(f"an emit is anchored to {name!r}, which is unknown or acked already")
         stream = message.get("stream") or "default"
         values, direct = message["tuple"], message.get("task") or None
@@ -284,6 +301,8 @@ class ShellBoltRunner(ShellRunner):
             return
         entry = self.in_flight.pop(name, None)
         if entry is None:
+            if self._was_dropped(name):
+                return
             raise ShellFailure(f"{command} of {message['id']!r}, which is unknown or finished already")
         tup, sent = entry
         stats = self.stats
@@ -300,6 +319,9 @@ class ShellBoltRunner(ShellRunner):
             self.fail(tup, self.reason_of(message.get("msg") or self.last_error))
         self._explained = command == "fail" and self.last_error is not None
         self.last_error = None
+
+    def _was_dropped(self, name: Any) -> bool:
+        return str(name).isdecimal() and int(name) <= self._dropped
 
     def drop_tuples(self, *, closing: bool = False) -> None:
         """Fail the program's tuples: one of them may have ended it, unless the task is ``closing`` or the last thing
@@ -334,7 +356,6 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         """Start the program."""
         super().open()
         self.busy = False
-        self.commands.clear()
         self.emit = self.make_emit()
         self.letters.open()
         self.sent_active = None
@@ -353,7 +374,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
             return worked
         if self.sent_active is not self.shared.active:
             self.sent_active = self.shared.active
-            self.commands.append({"command": "activate" if self.sent_active else "deactivate"})
+            self.commands.appendleft({"command": "activate" if self.sent_active else "deactivate"})
         if self.commands:
             self._send(self.commands.popleft(), now)
             return True
@@ -402,6 +423,6 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         raise ShellFailure(f"unknown command {command!r} from a spout")
 
     def drop_tuples(self) -> None:
-        """Drop the command in progress. Emitted tuples stay pending: their acks and fails go to the new program."""
+        """Drop the command in progress. Emitted tuples stay pending: all acks and fails go to the new program."""
         self.busy = False
-        self.commands.clear()
+        self.commands = deque(each for each in self.commands if "id" in each)

@@ -1,7 +1,6 @@
 """Runner of spouts on the worker's loop, and the pending trees of all kinds of spouts."""
 
 from collections.abc import Callable, Collection
-from itertools import takewhile
 from typing import Any
 
 from storm_dagster.api.spouts import Spout
@@ -186,8 +185,7 @@ class SpoutBase(Runner):
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
         super().on_clock(now)
-        late, entries = now - self.pending.timeout, self.pending.entries.items()
-        self.failed += [root for root, _ in takewhile(lambda entry: entry[1][1] <= late, entries)]
+        self.failed += self.pending.overdue(now)
 
     def lose(self, bits: int, ackers: int, moved: Collection[int]) -> None:
         """Fail the pending trees with parts in these workers, and those of the ackers ``moved`` (indices)."""

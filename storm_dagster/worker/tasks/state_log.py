@@ -191,8 +191,7 @@ class StateLog:
         if not self.owns() or not _link(temporary, path):
             temporary.unlink(missing_ok=True)
             raise Unavailable(f"the state in {self.folder} is opened by another worker at the same time: retried later")
-        if self._file >= 0:
-            os.close(self._file)
+        self.close()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._path_now = path
         self._opening += 1
@@ -235,6 +234,8 @@ class StateLog:
             raise Unavailable("the worker's lease ended while it saved state: its tuples will be replayed")
         if self._path(self._number + 1).exists():
             raise Unavailable("the state was divided over another number of tasks: its tuples will be replayed")
+        if not os.fstat(self._file).st_nlink:
+            raise Unavailable("another worker had the task meanwhile: its tuples will be replayed")
 
     def compact(self) -> bool:
         """Rewrite the log into a new file, if it is much longer than the state. Whether that was done now.

@@ -250,7 +250,8 @@ class StateDriver:
                 if self._rejected is tup:
                     self.windows.staged.clear()
                 self.windows.hold()
-            if (self._acks_itself and self._rejected is not tup) or (known and self.windows is not None):
+            default = getattr(type(self.bolt), "process_again", None) in (None, StatefulBolt.process_again)
+            if (self._acks_itself and self._rejected is not tup) or (known and (self.windows is not None or default)):
                 self.defer_ack(tup)
         except BaseException:
             self.state._undo()

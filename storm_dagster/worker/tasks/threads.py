@@ -22,13 +22,14 @@ from storm_dagster.api.spouts import Spout
 from storm_dagster.api.tuples import Tuple, TupleId
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.futures import fulfill
 from storm_dagster.model.values import own_values
 from storm_dagster.worker.dataplane.sending import sent_and_received
 from storm_dagster.worker.dataplane.tree import LOST, anchor_tree
 from storm_dagster.worker.tasks.bolts import BaseCollector, check_received
 from storm_dagster.worker.tasks.drivers import open_state
 from storm_dagster.worker.tasks.named_values import namer_of
-from storm_dagster.worker.tasks.runner import Runner, fulfill, make_component
+from storm_dagster.worker.tasks.runner import Runner, make_component
 from storm_dagster.worker.tasks.stacks import component_stack
 
 STOP = object()

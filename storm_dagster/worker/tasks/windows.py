@@ -181,7 +181,7 @@ class WindowDriver:
             stamp = now
         else:
             given = tup.values[self._stamp_at[stream]]
-            if isinstance(given, bool) or not isinstance(given, int | float):
+            if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) < 1 << 62:
                 raise InvalidRequest(
                     f"the time stamp of a tuple of {tup.component!r} is {given!r:.60}: it must be milliseconds since 1970"
                 )

@@ -24,7 +24,7 @@ import psutil
 
 SEARCHING = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 SECS = float(os.environ.get("FUZZ_SECS", "10"))
-_PAUSE = 0.0 if SEARCHING else 0.02
+_PAUSE = 0.0 if SEARCHING else 0.05
 """Seconds between two connections of an attacker, and between two questions of the other client."""
 DEADLINE = 10.0
 """Seconds within which the other client must be answered: ten times the second that a user may wait."""
@@ -106,7 +106,7 @@ def fuzz(listener: Listener, secs: float = SECS) -> FuzzResult:
         while time.monotonic() < until:
             ask()
             result.peak_mib = max(result.peak_mib, look())
-            stop.wait(max(0.01, _PAUSE))
+            stop.wait(max(0.01, _PAUSE, listener.pause))
     finally:
         stop.set()
         for attacker in attackers:

@@ -1,0 +1,24 @@
+"""Calls whose outcome another thread waits for."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def fulfill(future: Future[T], action: Callable[[], T]) -> None:
+    """Give the future the result of ``action``, or what it raises."""
+    try:
+        future.set_result(action())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def in_thread(name: str, action: Callable[[], T]) -> Future[T]:
+    """The outcome of ``action`` in a thread of that name, which no exit of the process waits for."""
+    future: Future[T] = Future()
+    threading.Thread(target=copy_context().run, args=(fulfill, future, action), name=name, daemon=True).start()
+    return future
