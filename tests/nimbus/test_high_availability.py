@@ -16,7 +16,7 @@ from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model import paths
-from storm_dagster.model.errors import KeyNotFound, Unavailable
+from storm_dagster.model.errors import Corrupt, KeyNotFound, Unavailable
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.testing.waiting import eventually
@@ -212,6 +212,30 @@ def test_the_one_with_all_blobs_leads(nimbuses: Nimbuses, state: Callable[[], Zo
     again.await_leading()
     eventually(lambda: store_of(third).exists(KEY), what="n3 to have fetched the code")
     assert leaders(third, again) == ["n1"]
+
+
+def test_what_is_damaged_is_fetched_again_and_hides_nothing_else(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState], caplog: pytest.LogCaptureFixture
+) -> None:
+    """First a copy, then the registration of one blob of three."""
+    first = nimbuses.start("n1").await_leading()
+    with NimbusBlobClient(first.url) as blobs:
+        for key in CODE:
+            blobs.put(key, key.encode())
+    tree = state()
+    make_active(tree)
+    second = nimbuses.start("n2").await_serving()
+    store = store_of(second)
+    eventually(lambda: store.keys() == sorted(CODE), what="the follower's blobs")
+    (store.directory / "objects" / store.meta(KEY).sha256).write_bytes(b"damaged")
+    with pytest.raises(Corrupt):
+        store.read(KEY)
+    eventually(lambda: store.read(KEY) == KEY.encode(), what="a sound copy", ignore=(Corrupt, KeyNotFound))
+
+    tree.set_data(paths.blob_max_sequence(CODE[0]), b"{")
+    third = nimbuses.start("n3").await_serving()
+    eventually(lambda: store_of(third).keys() == sorted(CODE[1:]), what="what is not damaged")
+    assert paths.blob_max_sequence(CODE[0]) in caplog.text
 
 
 @pytest.mark.long

@@ -156,6 +156,35 @@ def test_no_watch_waits_for_what_does_not_come_back(
     assert reads.find_children("/workers/wc-7-1") == ["s1-6900"]
 
 
+def test_what_has_gone_leaves_neither_a_watch_nor_a_row(
+    reads: CachedReads, other: ZooKeeperClusterState, zookeeper_server: str, tmp_path: Path
+) -> None:
+    """Gone between an interruption, with its list read again, and the read of its value; and after it was read."""
+    nodes = [f"/topology/wc-{number}-1" for number in range(40)]
+    for node in nodes:
+        other.create_node(node, b"x")
+    reads.find_children_many(["/topology"])
+    assert reads.get_many(nodes) == other.get_many(nodes)
+    before = server_metrics(zookeeper_server)["zk_watch_count"]
+    reads._on_interruption("SUSPENDED")
+    reads.find_children_many(["/topology"])
+    for node in nodes[:20]:
+        other.delete_node(node)
+    # As it was asked before the deletions were heard of.
+    reads._fetch(nodes, {})
+    for node in nodes[20:39]:
+        other.delete_node(node)
+    reads.sync_path(nodes[39])
+
+    def only_one_left() -> bool:
+        reads._to_disk({nodes[39]: reads.get_many([nodes[39]])[0]})
+        assert reads._disk is not None
+        return list(reads._disk.get_many(nodes)) == [nodes[39]]
+
+    eventually(only_one_left, 20, "the end of the rows")
+    assert server_metrics(zookeeper_server)["zk_watch_count"] <= before - 39 + 1
+
+
 def test_what_changes_all_the_time_is_not_kept(reads: CachedReads, other: ZooKeeperClusterState) -> None:
     other.create_node(BEATS, b"beat")
     other.create_node("/supervisors/s1", b"info")
