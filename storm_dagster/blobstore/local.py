@@ -233,6 +233,7 @@ class LocalBlobStore:
                 _sync_folder(self._objects)
                 self._write_key(meta)
             except OSError:
+                self._uses = None  # Perhaps the key names it all the same.
                 self._drop_unused([meta.sha256])
                 raise
         return meta

@@ -78,7 +78,7 @@ class AnnouncedName:
 _log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 512
 _MOST_SECURED = 192
-"""Over TLS, where each has buffers of 256 KiB. Handshakes count."""
+"""Over TLS, where each has buffers of 256 KiB; handshakes count."""
 _HEAD_SECS = 10.0
 """Longest time that a connection may take to bring a request's head, or to take the end of an answer."""
 _MOST_HEAD_BYTES = 64 * 1024
@@ -111,7 +111,6 @@ class _BoundedProtocol(_Base):
         if self.tls is not None:
             # Begun here and not by the server, which would show a connection to no limit before its handshake.
             self._early = b""
-            transport.pause_reading()
             self._handshake = self.loop.create_task(self._secure(transport))
         if len(self.connections) > (_MOST_CONNECTIONS if self.tls is None else _MOST_SECURED):
             # At once: it is told in a later turn of the loop, and several may come in this one.
@@ -187,8 +186,8 @@ def _least_deserving(connections: Collection[Any]) -> Any:
     now = time.monotonic()
     connections = [connection for connection in connections if isinstance(connection, _BoundedProtocol)]
     of_peer = Counter((connection.client or ("",))[0] for connection in connections)
-    (greedy, _), *_ = of_peer.most_common(1)
-    theirs = [connection for connection in connections if (connection.client or ("",))[0] == greedy]
+    (greedy, most), *_ = of_peer.most_common(1)
+    theirs = [connection for connection in connections if most == 1 or (connection.client or ("",))[0] == greedy]
     return min(theirs, key=lambda one: (not (one._waiting and now - one._idle_since > 1.0), one._idle_since))
 
 

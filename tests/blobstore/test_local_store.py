@@ -211,6 +211,27 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: py
         assert [path.name for path in (tmp_path / "objects").iterdir()] == [meta.sha256]
 
 
+def test_a_key_that_was_written_keeps_its_content_whatever_comes_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from storm_dagster.blobstore import local
+
+    store = LocalBlobStore(tmp_path)
+    store.put("a", b"1")
+    store.put("a", b"2")
+    synced = local._sync_folder
+
+    def refused(folder: Path) -> None:
+        if folder.name == "keys":
+            raise OSError(errno.EIO, "Input/output error")
+        synced(folder)
+
+    monkeypatch.setattr(local, "_sync_folder", refused)
+    with pytest.raises(Unavailable):
+        store.put("a", b"3")
+    assert store.read("a") == b"3"
+
+
 def test_damaged_description_is_reported_and_protects_contents(tmp_path: Path) -> None:
     store = LocalBlobStore(tmp_path)
     store.put("k", b"1")

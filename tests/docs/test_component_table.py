@@ -91,7 +91,7 @@ PROOFS = {
     "a [dead letter](#a-tuple-that-fails-every-time) names": (
         "tests/worker/test_dead_letters.py::test_a_poison_tuple_becomes_a_letter_and_the_rest_flows",
         "tests/worker/test_dead_letters.py::test_a_program_says_why_and_what_it_had_read_after_that_is_not_blamed",
-        WINDOWS + "test_a_stamp_that_is_no_number_fails_its_tuple",
+        WINDOWS + "test_a_stamp_that_is_no_time_fails_its_tuple",
         ROWS + "test_only_the_rows_that_break_the_function_fail",
     ),
     "the task closes": (

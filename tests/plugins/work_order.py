@@ -6,6 +6,7 @@ server) stay together. What takes longest begins first, so that at the end no wo
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -80,3 +81,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fuzz")
         if searching and item.get_closest_marker("fuzz"):
             item.add_marker(pytest.mark.timeout(7200), append=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays: the collector of garbage would go through half a million objects again and again."""
+    gc.collect()
+    gc.freeze()

@@ -30,6 +30,14 @@ class Blobs(dict[str, bytes]):
 
 class Status:
     epoch: int | None = 1
+    me = "a:1"
+
+    def __init__(self) -> None:
+        self.known = Leader()
+
+
+class Leader:
+    leader: str | None = "a:1"
 
 
 class Member:
@@ -55,8 +63,13 @@ def test_a_name_is_free_at_a_nimbus_that_leads_again() -> None:
     with pytest.raises(AlreadyAlive):
         pending.reserve("wc")
     time.sleep(0.3)
-    # Another one leads, launches it, and drops its record; the topology is killed.
+    # A pause of the connection is no other leader.
     member.status.epoch = None
+    pending._launch_left()
+    with pytest.raises(AlreadyAlive):
+        pending.reserve("wc")
+    # Another one leads, launches it, and drops its record; the topology is killed.
+    member.status.known.leader = "b:1"
     pending._launch_left()
     member.blobs.clear()
     member.status.epoch = 3

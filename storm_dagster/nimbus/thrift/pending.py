@@ -124,7 +124,9 @@ class PendingSubmissions:
 
     def _launch_left(self) -> None:
         if self._nimbus.status.epoch is None:
-            self._names.clear()  # Another nimbus launches them, which is not seen here.
+            if self._nimbus.status.known.leader not in (None, self._nimbus.status.me):
+                with self._lock:
+                    self._names.clear()  # Another nimbus launches them, which is not seen here.
             return
         for key in self._nimbus.blobs.keys(_PREFIX):
             if not key.endswith(_SUFFIX):

@@ -27,6 +27,8 @@ from storm_dagster.zk.state_protocol import read_children
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
 _MOST_BACKUPS = 1000
 _BACKUP_SECS = 30 * 86_400
+_PENDING_SECS = 7 * 86_400
+"""Longest time that Dagster may be away before a submission that was taken is given up."""
 
 _OF_TASKS = (paths.TASKS, paths.TASKBEATS, paths.TASKERRORS, paths.METRICS)
 _PER_TOPOLOGY = (*_OF_TASKS, paths.GRAY_UPGRADE, paths.WORKERS, paths.ASSIGNMENTS)
@@ -96,7 +98,7 @@ def find_garbage(
         if token in counting and not (token in inventory.tokens and inventory.tokens[token].published)
     }
     # Taken, and not launched yet: there is no token before Dagster answers.
-    pinned_handles |= {key[7:-8] for key in inventory.blobs if key.startswith("upload.") and key.endswith(".pending")}
+    pending = {key[7:-8] for key in inventory.blobs if key.startswith("upload.") and key.endswith(".pending")}
 
     handles = Counter(key.rpartition(".")[0].removeprefix("upload.") for key in inventory.blobs)
 
@@ -121,7 +123,7 @@ def find_garbage(
             handle, _, part = key[len("upload.") :].rpartition(".")
             # Whose upload it is outlives the parts, which may come for hours.
             kept = handle in pinned_handles or (part == "submitter" and handles[handle] > 1)
-            return None if kept else upload_secs
+            return None if kept else max(upload_secs, _PENDING_SECS if handle in pending else 0.0)
         return None  # A blob that a user put there.
 
     waiting = 0

@@ -194,7 +194,10 @@ class ShellBoltRunner(ShellRunner):
         self._next_heartbeat = 0.0
         self._finished = self._cost_ns = self._costs = 0
         self._explained = False
-        self._late_ns = int(2e9 * float(self.conf.get("topology.message.timeout.secs") or 30))
+        # A spout may have a longer timeout than the topology.
+        key = "topology.message.timeout.secs"
+        others = [float(part.conf.get(key) or 0) for _, _, part in self.context.spec.components()]
+        self._late_ns = int(2e9 * max(float(self.conf.get(key) or 30), *others))
         self._dropped = 0
         """Ids up to this one are no longer in flight, whatever the program says of them."""
 
