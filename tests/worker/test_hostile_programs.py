@@ -15,26 +15,19 @@ from storm_dagster.model.names import ACKER
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.multilang import ShellProcess
 from storm_rigs.local_workers import Workers
+from storm_rigs.shell_programs import BEGINNING
 
 # Plain protocol: what it does with each message is HANDLE.
-PROGRAM = """
-import json, os, sys
-def read():
-    lines = []
-    while True:
-        line = sys.stdin.readline()
-        if not line: sys.exit()
-        if line == "end\\n": return json.loads("".join(lines))
-        lines.append(line)
-def send(message):
-    sys.stdout.write(json.dumps(message) + "\\nend\\n"); sys.stdout.flush()
-read()
+PROGRAM = (
+    BEGINNING
+    + """
 send({"pid": os.getpid()})
 given = 0
 while True:
     got = read()
     HANDLE
 """
+)
 FLOODS = """
     one = '{"command": "emit", "anchors": [], "tuple": ["x"], "need_task_ids": false}\\nend\\n' * 1000
     while True: sys.stdout.write(one)

@@ -15,6 +15,7 @@ from storm_dagster.api import Bolt, Grouping, ShellBolt, ShellSpout, Spout, Stre
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.multilang import ShellProcess, read_message
+from storm_rigs.shell_programs import BEGINNING
 
 SPLIT = """
 from pystorm import Bolt
@@ -50,18 +51,9 @@ Words().run()
 """
 
 # Plain protocol, no library: dies at the first tuple of its first run.
-DIES = """
-import json, os, sys
-def read():
-    lines = []
-    while True:
-        line = sys.stdin.readline()
-        if not line: sys.exit()
-        if line == "end\\n": return json.loads("".join(lines))
-        lines.append(line)
-def send(message):
-    sys.stdout.write(json.dumps(message) + "\\nend\\n"); sys.stdout.flush()
-first = read()
+DIES = (
+    BEGINNING
+    + """
 pid = os.getpid()
 open(os.path.join(first["pidDir"], str(pid)), "w").close()
 send({"pid": pid})
@@ -77,6 +69,7 @@ while True:
     send({"command": "metrics", "name": "seen", "params": 1})
     send({"command": "ack", "id": tup["id"]})
 """
+)
 
 
 class Sentences(Spout):

@@ -14,22 +14,14 @@ from storm_dagster.api import Bolt, ShellBolt, Spout, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.shells import ShellBoltRunner
+from storm_rigs.shell_programs import BEGINNING
 
 MANY = 2_000
 
 # Plain protocol: what it does with each tuple is HANDLE.
-PROGRAM = """
-import json, os, sys, time
-def read():
-    lines = []
-    while True:
-        line = sys.stdin.readline()
-        if not line: sys.exit()
-        if line == "end\\n": return json.loads("".join(lines))
-        lines.append(line)
-def send(message):
-    sys.stdout.write(json.dumps(message) + "\\nend\\n"); sys.stdout.flush()
-first = read()
+PROGRAM = (
+    BEGINNING
+    + """
 send({"pid": os.getpid()})
 kept, ticks = [], 0
 while True:
@@ -43,6 +35,7 @@ while True:
         continue
     HANDLE
 """
+)
 GATHER = f"""
     kept.append(tup["id"])
     if len(kept) == {MANY}:
