@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.records import WorkerNode
+from storm_dagster.model.records import WorkerNode, WorkerSlot
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.runtime.cluster_sync import ClusterSync, WorkerLease
@@ -25,6 +25,7 @@ class Tasks:
     def __init__(self) -> None:
         self.engine = SimpleNamespace(state_dir=None)
         self.open: frozenset[int] = frozenset()
+        self.closed: list[frozenset[int]] = []
 
     def post(self, action: Callable[[], Any]) -> None:
         action()
@@ -37,6 +38,7 @@ class Tasks:
 
     def close_tasks(self, tasks: frozenset[int]) -> None:
         self.open -= tasks
+        self.closed.append(tasks)
 
     def place(self, placement: Placement, active: bool) -> None:
         self.open = placement.open
@@ -45,13 +47,36 @@ class Tasks:
         pass
 
 
+def spec_of(topology_id: str, slot: WorkerSlot) -> WorkerSpec:
+    return WorkerSpec(
+        worker_id="w1", token="mine", topology_id=topology_id, node=slot.node, host=slot.host, port=slot.port,
+        home="/", code_dir="/", heartbeat_path="/", log_path="/",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_tasks_that_another_may_have_had_meanwhile_are_opened_anew(world: World, moved: bool) -> None:
+    """Its session ended. Only a later placement can have given its tasks away, and back."""
+    topology_id = world.submit("wc", conf={"topology.workers": 2})
+    first, _ = world.assignment().workers
+    tasks = Tasks()
+    with StormClusterState.open(world.conf) as cluster:
+        lease = WorkerLease(cluster.session.lease_end)
+        sync = ClusterSync(spec_of(topology_id, first), world.conf, cluster, lease, tasks)  # type: ignore[arg-type]
+        assert not sync._refresh() and tasks.open == set(first.ids) and tasks.closed == []
+        world.cluster.state.delete_node(paths.worker(topology_id, first.node, first.port))
+        if moved:
+            at = paths.assignment(topology_id)
+            for _ in range(2):
+                world.cluster.state.set_data(at, world.cluster.state.get_data(at) or b"")
+        assert not sync._refresh() and tasks.open == set(first.ids)
+        assert tasks.closed == ([frozenset(first.ids)] if moved else [])
+
+
 def test_tasks_that_another_took_meanwhile_stay_closed(world: World) -> None:
     topology_id = world.submit("wc", conf={"topology.workers": 2})
     first, second = world.assignment().workers
-    spec = WorkerSpec(
-        worker_id="w1", token="mine", topology_id=topology_id, node=first.node, host=first.host, port=first.port,
-        home="/", code_dir="/", heartbeat_path="/", log_path="/",
-    )  # fmt: skip
+    spec = spec_of(topology_id, first)
     tasks = Tasks()
     with StormClusterState.open(world.conf) as cluster:
         sync = ClusterSync(spec, world.conf, cluster, WorkerLease(cluster.session.lease_end), tasks)  # type: ignore[arg-type]
