@@ -198,6 +198,24 @@ def test_a_deletion_reaches_the_followers(nimbuses: Nimbuses, state: Callable[[]
     eventually(lambda: not store_of(second).exists(KEY), what="the deletion on the follower")
 
 
+def test_a_deleted_blob_does_not_come_back_from_a_leader_that_was_away(nimbuses: Nimbuses) -> None:
+    first = nimbuses.start("n1").await_leading()
+    second = nimbuses.start("n2").await_serving()
+    with NimbusBlobClient(first.url, min_replication=2) as blobs:
+        blobs.put("lib.jar", b"of a user")
+    second.stop()
+    with NimbusBlobClient(first.url) as blobs:
+        blobs.delete("lib.jar")
+    first.stop()
+    second = nimbuses.start("n2").await_leading()
+    assert store_of(second).exists("lib.jar"), "nobody has told it"
+    with NimbusBlobClient(second.url) as blobs:
+        blobs.put("upload.m.conf", b"what a follower takes after it, in the order of keys")
+    first = nimbuses.start("n1").await_serving()
+    eventually(lambda: store_of(first).exists("upload.m.conf"), 60, "the leader's blobs")
+    assert not store_of(first).exists("lib.jar")
+
+
 def test_the_one_with_all_blobs_leads(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     """The leader dies; a nimbus that lacks code declines in favour of the one that has it."""
     first = nimbuses.start("n1").await_leading()
