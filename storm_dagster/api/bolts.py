@@ -104,6 +104,10 @@ class Bolt(Component):
     def _undo(self) -> None:
         """Revert the state to the last :meth:`_begin`."""
 
+    def _once(self, tups: list[Tuple]) -> list[Tuple]:
+        """The tuples of a batch without repetitions, where the bolt has ids."""
+        return tups
+
     def process(self, tup: Tuple) -> Any:
         """Handle one tuple. The worker calls the instance attribute ``process`` of a stateful bolt (see the class)."""
         raise TypeError(f"{type(self).__name__} does not define process(self, tup)")
@@ -221,3 +225,10 @@ class StatefulBolt(Bolt):
 
     def _undo(self) -> None:
         self.state._undo()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _once(self, tups: list[Tuple]) -> list[Tuple]:
+        return (
+            list({self._sink_batches.id_of(tup): tup for tup in reversed(tups)}.values())[::-1]
+            if self.message_id
+            else tups
+        )

@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, Topology, Tuple, TupleWindow, Window, WindowedBolt
+from storm_dagster.api import (
+    BatchingBolt,
+    Bolt,
+    Grouping,
+    Spout,
+    StatefulBolt,
+    Topology,
+    Tuple,
+    TupleWindow,
+    Window,
+    WindowedBolt,
+)
 from storm_dagster.core.keyed_state import Contents
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import stable_hash
@@ -175,6 +186,45 @@ def test_a_message_that_was_applied_is_acked_when_it_comes_again(tmp_path: Path)
         harness.advance(5)
         result = harness.run()
         assert sorted(result.acked["words"]) == [0, 1] and result.failed.get("words", []) == []
+
+
+class Gathers(StatefulBolt, BatchingBolt):
+    outputs = ["word", "count"]
+    message_id = "word"
+    config = {"topology.tick.tuple.freq.secs": 5}
+
+    def group_key(self, tup: Tuple) -> Any:
+        return tup.values[0]
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        self.state[key] = self.state.get(key, 0) + len(tups)
+
+
+class GathersInOne(BatchingBolt, StatefulBolt):
+    """The classes the other way round, and one batch of all words."""
+
+    outputs = ["word", "count"]
+    message_id = "word"
+    config = {"topology.tick.tuple.freq.secs": 5}
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        words = [tup.values[0] for tup in tups]
+        assert words == sorted(words), "in the order in which they came"
+        for word in words:
+            self.state[word] = self.state.get(word, 0) + 1
+
+
+@pytest.mark.parametrize("bolt", [Gathers, GathersInOne])
+def test_copies_in_one_batch_are_applied_once_and_acked_together(tmp_path: Path, bolt: type[Bolt]) -> None:
+    """A copy may come while the first one is still gathered."""
+    words = [[word] for word in ("a", "b", "a", "c", "a")]
+    with TopologyHarness(counting(1, bolt), {"words": words}, state_dir=tmp_path, simulated=True) as harness:
+        harness.advance(12)
+        harness.give("words", ["a"])
+        harness.advance(12)
+        result = harness.run()
+        assert dict(harness.tasks("count")[0].state.items()) == {"a": 1, "b": 1, "c": 1}
+        assert sorted(set(result.acked["words"])) == [0, 1, 2, 3, 4, 5]
 
 
 def test_ids_are_forgotten_after_a_while(tmp_path: Path) -> None:
