@@ -86,7 +86,7 @@ demo: java $(RUNTIME)
 
 # -- tests: one small case of everything, then what takes longer -----------------------------------------------------
 test: java chromium promtool $(TEST)
-	$(PYTEST) $(PARALLEL) -m "not long and not chaos and not browser" --durations 15 $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not long and not chaos and not browser" --ignore tests/layout --durations 15 $(ARGS)
 
 # Everything, longer: random search instead of the same examples each time.
 test-all: java chromium promtool $(TEST) compat
@@ -106,7 +106,8 @@ test-docker: $(TEST)
 	PYTHON=$(PYTHON) timeout -k 300 $(if $(SHORT),1200,10800) $(BIN)/python tests/docker/run.py \
 	  $(if $(SHORT),--short,$(FAULTS) --rounds $(if $(filter file,$(origin ROUNDS)),0,$(ROUNDS)))
 
-# Types of tests too: pyright reads what they import. The site is built strictly: a broken link fails.
+# Types of tests too: pyright reads what they import. tests/layout reads the sources. The site is built strictly: a broken
+# link fails.
 check: $(CHECK) $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -114,7 +115,7 @@ check: $(CHECK) $(TEST)
 	cd / && PATH=$(CURDIR)/$(BIN):$$PATH pyright --verifytypes storm_dagster.api --ignoreexternal
 	$(BIN)/dagster definitions validate -w workspace.yaml
 	$(BIN)/dg check defs
-	$(PYTEST) -q tests/docs/test_site.py
+	$(PYTEST) -q tests/layout tests/docs/test_site.py
 
 bench: java $(TEST)
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -20,7 +20,13 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.dagster_pages import DagsterPages
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.timeout(600),
+]
 
 ROOT = Path(__file__).parents[2]
 NAME = "wordcount"
@@ -87,7 +93,6 @@ def test_a_topology_is_submitted_from_the_launchpad(ui: DagsterPages, cluster: L
     assert len(document["workers"]) == 4
 
 
-@pytest.mark.browser
 def test_the_graph_of_the_submission_is_green(ui: DagsterPages) -> None:
     ui.page.set_viewport_size({"width": 1440, "height": 640})
     ui.open("/locations/storm/asset-groups/submission/lineage")
@@ -96,7 +101,6 @@ def test_the_graph_of_the_submission_is_green(ui: DagsterPages) -> None:
     ui.picture("submission-graph")
 
 
-@pytest.mark.browser
 def test_the_placement_is_a_picture_in_the_metadata(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open(f"/assets/storm/assignment?view=partitions&partition={NAME}")
     row = ui.page.get_by_text("tasks_on_slots", exact=True).first
@@ -111,7 +115,6 @@ def test_the_placement_is_a_picture_in_the_metadata(ui: DagsterPages, cluster: L
     ui.picture("tasks-on-slots")
 
 
-@pytest.mark.browser
 def test_a_rebalance_is_launched_from_its_form(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("rebalance_topology")
     ui.choose_partition(NAME)
@@ -127,7 +130,6 @@ def test_a_rebalance_is_launched_from_its_form(ui: DagsterPages, cluster: LocalC
     )
 
 
-@pytest.mark.browser
 def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster: LocalCluster) -> None:
     lost = cluster.show(NAME)["workers"][0]["node"]
     workers = [worker["pid"] for worker in cluster.show(NAME)["workers"] if worker["node"] == lost]
@@ -155,7 +157,6 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster
     expect(healed.get_by_role("link")).to_have_attribute("href", re.compile(f"/runs/{run.rsplit('/', 1)[1]}"))
 
 
-@pytest.mark.browser
 def test_a_kill_is_launched_from_its_form(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("kill_topology")
     # Nothing has a default: its form begins empty.

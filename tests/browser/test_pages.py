@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 from storm_rigs.nimbuses import Nimbuses
 from storm_rigs.shop import MARKUP, Shop, open_shop
 
-pytestmark = [pytest.mark.browser, pytest.mark.zookeeper, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
 PAGES = (
     "/",
@@ -103,6 +103,7 @@ def visit(browser: Browser, shop: Shop, scheme: str) -> Iterator[Open]:
     assert (refused, complaints) == ([], [])
 
 
+@pytest.mark.browser
 def test_everybody_can_use_every_page(visit: Open, shop: Shop, scheme: str) -> None:
     first = visit("/topologies/shop")
     expect(first.locator(".chart")).to_have_count(3)
@@ -123,6 +124,7 @@ def test_everybody_can_use_every_page(visit: Open, shop: Shop, scheme: str) -> N
     assert not any(found.values()), found
 
 
+@pytest.mark.browser
 def test_a_page_changes_without_taking_away_what_is_looked_at(visit: Open, shop: Shop) -> None:
     page = visit("/topologies/shop")
     expect(page.locator("#state")).to_have_text(" · live")
@@ -144,6 +146,7 @@ def test_a_page_changes_without_taking_away_what_is_looked_at(visit: Open, shop:
     expect(page.locator("#findings")).not_to_contain_text("bottleneck", timeout=90_000)
 
 
+@pytest.mark.browser
 def test_markup_is_text_and_a_component_is_a_link(visit: Open) -> None:
     page = visit("/topologies/shop")
     expect(page.locator("main")).to_contain_text(MARKUP)
@@ -154,6 +157,7 @@ def test_markup_is_text_and_a_component_is_a_link(visit: Open) -> None:
     expect(page.get_by_role("link", name="To the content")).to_be_focused()
 
 
+@pytest.mark.parametrize("scheme", ["light"], indirect=True)
 def test_the_list_leads_to_a_topology(visit: Open) -> None:
     page = visit("/")
     page.get_by_label("Name contains").fill("sho")
@@ -164,6 +168,7 @@ def test_the_list_leads_to_a_topology(visit: Open) -> None:
     expect(page.get_by_role("heading", name="Placement of shop")).to_be_visible()
 
 
+@pytest.mark.browser
 @pytest.mark.long  # five minutes pass
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme", ["light"], indirect=True)
@@ -180,6 +185,7 @@ def test_a_page_that_is_opened_after_five_minutes_shows_them(visit: Open, shop: 
     assert page.locator("svg.chart .gap").count() == 3, "one in each: before the topology master began"
 
 
+@pytest.mark.browser
 def test_the_first_picture_of_the_readme(
     page: Page, make_shop: Callable[..., AbstractContextManager[Shop]], screenshots: Path | None
 ) -> None:

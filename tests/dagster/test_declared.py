@@ -337,6 +337,7 @@ def test_the_actual_state_is_read_from_zookeeper_and_blobs(world: DagsterWorld) 
     assert set(differences(wanted, Described(code_version="abc"), actual)) == {"workers"}
 
 
+@pytest.mark.long
 def test_a_fresh_project_is_scaffolded_and_checked_with_dg(project: Project) -> None:
     env = {
         **os.environ,

@@ -56,6 +56,7 @@ def instance(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.Monke
         yield made
 
 
+@pytest.mark.long
 def test_a_submission_and_a_kill_are_stored_in_postgres(world: DagsterWorld, instance: dg.DagsterInstance) -> None:
     assert type(instance.run_storage).__name__ == "PostgresRunStorage"
     result = world.submit("wc", conf={"topology.workers": 2})

@@ -227,7 +227,9 @@ def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them
     eventually(lambda: rig.cluster.state.exists(paths.supervisor("s1")), what="the heartbeat")
 
 
-@pytest.mark.parametrize("damage", ["garbage", "truncated", "altered", "removed"])
+@pytest.mark.parametrize(
+    "damage", ["garbage", "removed", *(pytest.param(one, marks=pytest.mark.long) for one in ("truncated", "altered"))]
+)
 def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: SupervisorRig, damage: str) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
