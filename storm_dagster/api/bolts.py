@@ -227,8 +227,4 @@ class StatefulBolt(Bolt):
         self.state._undo()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
     def _once(self, tups: list[Tuple]) -> list[Tuple]:
-        return (
-            list({self._sink_batches.id_of(tup): tup for tup in reversed(tups)}.values())[::-1]
-            if self.message_id
-            else tups
-        )
+        return list({self._sink_batches.id_of(tup): tup for tup in tups}.values()) if self.message_id else tups

@@ -227,6 +227,29 @@ def test_copies_in_one_batch_are_applied_once_and_acked_together(tmp_path: Path,
         assert sorted(set(result.acked["words"])) == [0, 1, 2, 3, 4, 5]
 
 
+class FailsOne(GathersInOne):
+    """Fails a word of its first batch, and counts the others."""
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        for tup in tups:
+            if tup.values[0] == "b" and "seen" not in self.state:
+                self.state["seen"] = 1
+                self.fail(tup)
+            else:
+                self.state[tup.values[0]] = self.state.get(tup.values[0], 0) + 1
+
+
+def test_what_a_batch_fails_is_not_applied_nor_are_its_copies(tmp_path: Path) -> None:
+    words = [[word] for word in ("a", "b", "b")]
+    with TopologyHarness(counting(1, FailsOne), {"words": words}, state_dir=tmp_path, simulated=True) as harness:
+        harness.advance(12)
+        harness.give("words", ["b"])
+        harness.advance(12)
+        result = harness.run()
+        assert dict(harness.tasks("count")[0].state.items()) == {"seen": 1, "a": 1, "b": 1}
+        assert (sorted(result.failed["words"]), sorted(result.acked["words"])) == ([1, 2], [0, 3])
+
+
 def test_ids_are_forgotten_after_a_while(tmp_path: Path) -> None:
     conf = {"topology.state.remember.secs": 20}
     with TopologyHarness(
