@@ -45,8 +45,7 @@ def refuse_live_home(home: Path) -> None:
                 f"a cluster already runs in {home} (dev has pid {record.pid}): `storm-dagster stop --home {home}`, "
                 "or give another --home"
             )
-    left = family(home, records)
-    if left:
+    if left := family(home, records):
         raise Conflict(
             f"{len(left)} processes of an earlier cluster in {home} still run (pids "
             f"{', '.join(str(process.pid) for process in left[:8])}): `storm-dagster stop --home {home}` ends them"
@@ -305,8 +304,7 @@ class DevCluster:
     ) -> Any:
         """The condition's value; :class:`Unavailable` when a needed one keeps dying."""
         while not self._stop.is_set():
-            value = condition()
-            if value:
+            if value := condition():
                 return value
             for daemon in needs:
                 if daemon.deaths >= _MAX_DEATHS:
