@@ -163,8 +163,7 @@ def append_assignment(
     slots once the transaction is committed.
     """
     raw = encode_record(assignment, limit=None)
-    plugin = ctx.inimbus
-    if plugin is not None:
+    if (plugin := ctx.inimbus) is not None:
         before = None if at is None else ctx.cluster.assignment_info(assignment.topology_id)
         transaction.afterwards.append(lambda: notify_new_slots(plugin, before, assignment))
     put_ops(ctx.cluster.state, transaction, paths.assignment(assignment.topology_id), raw, at)

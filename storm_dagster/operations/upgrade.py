@@ -204,8 +204,7 @@ def advance_upgrades(ctx: OperationsContext, seen: dict[str, float] | None = Non
             since = now
             if seen is not None and state.record is not None:
                 since = seen[state.record.code_dir] = before.get(state.record.code_dir, now)
-            event = machine.due(snapshot, age_secs=now - since)
-            if event is not None:
+            if (event := machine.due(snapshot, age_secs=now - since)) is not None:
                 results.append(_execute(ctx, topology.id, event))
         except Fenced:
             raise

@@ -348,8 +348,7 @@ class ZkSession:
 
     def drop_link(self) -> None:
         """Cut the TCP connection without telling the server, as a network fault would; it reconnects."""
-        link = self._connection._socket
-        if link is not None:
+        if (link := self._connection._socket) is not None:
             try:
                 link.shutdown(socket.SHUT_RDWR)
             except OSError as error:

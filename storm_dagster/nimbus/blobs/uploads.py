@@ -148,8 +148,7 @@ class Uploads:
         parts: dict[Part, BlobMeta] = {part: stored[part] for part in PARTS if part in stored}
         if not parts and handle not in self._open:
             raise _gone(handle)
-        lacking = [part for part in PARTS if part not in parts]
-        if lacking:
+        if lacking := [part for part in PARTS if part not in parts]:
             raise InvalidRequest(f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it")
         self.bind(handle)
         return parts

@@ -34,8 +34,7 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
         )
     if topology.worker_hooks:
         raise InvalidTopology(f"topology {name!r} has worker hooks, which are serialized Java objects: remove them")
-    needed = [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]
-    if needed:
+    if needed := [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]:
         raise InvalidTopology(
             f"topology {name!r} depends on {len(needed)} further archives ({needed[0]!r:.80}): put what it needs into its own"
         )

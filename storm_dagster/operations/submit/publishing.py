@@ -171,8 +171,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     def attempt(view: ClusterView) -> PublishResult:
         nonlocal planned, attempts, replanned
         attempts += 1
-        present = view.topologies.get(record.topology_id)
-        if present is not None:
+        if (present := view.topologies.get(record.topology_id)) is not None:
             return _already(record, planned, present)
         if view.epoch != record.epoch:
             raise Fenced(
