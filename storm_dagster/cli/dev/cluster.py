@@ -249,17 +249,15 @@ class DevCluster:
         self._wait(lambda: readiness.serves(code_socket(self._home)), "dagster code server", [code])
         # The webserver can be asked to reload when it has loaded too early; the daemon does so after a minute.
         others = [web, self._launch(plan.dagster_daemon(self._workspace))]
-        seen: list[str] = []
-        failures = 0
-        warm = False
+        seen, failures, warm = "", 0, False
         options = Security.of(plan.conf).client_options()
 
         def loaded() -> bool:
-            nonlocal failures, warm
+            nonlocal seen, failures, warm
             problem = readiness.code_location_error(plan.web_url, options)
             if problem is None:
                 return True
-            seen[:] = [problem[1]]
+            seen = problem[1]
             if problem[1] == readiness.NO_DAEMON and not warm:
                 # It loads: time to have the webserver load, too.
                 readiness.warm_up_dagster(plan.web_url, options)
@@ -269,7 +267,7 @@ class DevCluster:
                 raise Unavailable(f"Dagster cannot load the code location: {problem[1]}\n{code.tail(3000)}")
             return False
 
-        self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
+        self._wait(loaded, "dagster", [code, *others], lambda: seen)
         self._progress("dagster", "SUCCESS")
 
     def _create_storage(self) -> None:
