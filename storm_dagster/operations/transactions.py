@@ -123,10 +123,7 @@ def _subtree(ctx: OperationsContext, path: str) -> list[str]:
     children = ctx.cluster.state.find_children(path)
     if children is None:
         return []
-    found: list[str] = []
-    for child in children:
-        found.extend(_subtree(ctx, f"{path}/{child}"))
-    return [*found, path]
+    return [*(node for child in children for node in _subtree(ctx, f"{path}/{child}")), path]
 
 
 MAX_WHY = 300

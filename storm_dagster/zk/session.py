@@ -207,8 +207,7 @@ class ZkSession:
         parts = [part for part in path.split("/") if part]
         if "." in parts or ".." in parts or "\0" in path:
             raise InvalidRequest(f"path {path!r} may hold neither '.' nor '..' nor NUL")
-        below = "".join("/" + part for part in parts)
-        return (self.root + below) or "/"
+        return (self.root + "".join("/" + part for part in parts)) or "/"
 
     def strip(self, full_path: str) -> str:
         """The inverse of :meth:`full`."""
