@@ -170,8 +170,7 @@ def _shown_object(part: ComponentSpec) -> Any:
     idl = load_idl()
     if part.object.shell is not None:
         command, *script = part.object.shell
-        shell = idl.ShellComponent(execution_command=command, script=" ".join(script))
-        return idl.ComponentObject(shell=shell)
+        return idl.ComponentObject(shell=idl.ShellComponent(execution_command=command, script=" ".join(script)))
     return idl.ComponentObject(java_object=_python(str(part.object.python), part.object.args))
 
 
