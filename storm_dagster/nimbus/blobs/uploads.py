@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -89,11 +90,9 @@ class Uploads:
             raise _gone(handle)
         if user is None or self._open.get(handle) == user:
             return
-        try:
+        with suppress(KeyNotFound):
             if self._blobs.base.read(f"upload.{handle}.submitter") == user.encode():
                 return
-        except KeyNotFound:
-            pass
         raise _gone(handle)
 
     def touch(self, handle: str) -> None:
