@@ -105,8 +105,7 @@ class FsspecBlobStore:
                     raw = self._fs.cat_file(path)
                 except FileNotFoundError:
                     raise no_such_blob(key, self.url) from None
-            meta = BlobMeta.of_key_file(raw)
-            if meta is not None:
+            if (meta := BlobMeta.of_key_file(raw)) is not None:
                 return meta
             # Some file systems show a file while it is being replaced: read again.
             if attempt + 1 < _READS:

@@ -220,10 +220,8 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
     except StormDagsterError:
         warm_up(remote)
         return
-    try:
+    with cluster:
         warm_cluster({**conf.values, "spark.remote": remote}, cluster, lambda: click.echo(PLACED))
-    finally:
-        cluster.disconnect()
 
 
 def _free_port() -> int:

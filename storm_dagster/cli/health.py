@@ -33,8 +33,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
             return
         with closing(DagsterTransport(lambda: access, timeout=timeout, security=Security.of(conf))) as transport:
             document = transport.post(access.url, {"query": queries()["Health"][0]})
-            trouble = storage_problem(document)
-            if trouble is not None:
+            if (trouble := storage_problem(document)) is not None:
                 yield "broken", f"Dagster's storage does not respond: {trouble}", STORAGE_REMEDY
                 return
             seen = transport.graphql("Locations", {})

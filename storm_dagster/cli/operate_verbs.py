@@ -96,8 +96,8 @@ def _blobs(invocation: Invocation, nimbus: NimbusClient) -> NimbusBlobClient:
     return NimbusBlobClient(nimbus.leader(), security=Security.of(invocation.conf))
 
 
-def _users_key(nimbus: NimbusClient, key: str, doing: str) -> str:
-    """The key, when it is a user's own: what belongs to topologies and submissions is not touched by hand."""
+def _check_users_key(nimbus: NimbusClient, key: str, doing: str) -> None:
+    """Refuse a key that is not a user's own: what belongs to topologies and submissions is not touched by hand."""
     check_blob_key(key)
     topology_id = id_of_blob_key(key)
     alive = {row["id"] for row in nimbus.get("/v1/topologies")["topologies"]}
@@ -112,7 +112,6 @@ def _users_key(nimbus: NimbusClient, key: str, doing: str) -> str:
         )
     if key.startswith(("staging.", "staging-of.", "upload.")):
         raise InvalidRequest(f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it")
-    return key
 
 
 @verb("blob list")
@@ -145,7 +144,7 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
 def blob_put(invocation: Invocation, key: str, source: Path) -> None:
     """Store FILE (- for standard input) as blob KEY. Returns when the blob is replicated."""
     with invocation.nimbus() as nimbus:
-        _users_key(nimbus, key, "stored")
+        _check_users_key(nimbus, key, "stored")
         if str(source) != "-" and not source.is_file():
             raise InvalidRequest(f"file {str(source)!r} does not exist: name a file, or - for standard input")
         if invocation.dry_run:
@@ -162,7 +161,7 @@ def blob_put(invocation: Invocation, key: str, source: Path) -> None:
 def blob_delete(invocation: Invocation, key: str) -> None:
     """Delete blob KEY from all nimbuses."""
     with invocation.nimbus() as nimbus:
-        _users_key(nimbus, key, "deleted")
+        _check_users_key(nimbus, key, "deleted")
         with _blobs(invocation, nimbus) as blobs:
             if not blobs.exists(key):
                 raise KeyNotFound(f"blob {key!r} does not exist: see `storm-dagster blob list`")

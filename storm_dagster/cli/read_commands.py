@@ -118,8 +118,7 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     print_table("", ["task", "component", "slot", "", "why"], map(row, shown))
     if document.get("fused"):
         print_table("fused: these run on Spark, in the query of a spout", "component spout", document["fused"].items())
-    choice = document.get("choice")
-    if choice:
+    if choice := document.get("choice"):
         print_table(
             f"{choice['candidates']} workers could take it; not chosen, the closest first",
             ["worker", "decided by=selector", "there=had", f"in {choice['worker']}=chosen_had"],
@@ -244,8 +243,7 @@ def show(invocation: Invocation, name: str) -> None:
     for problem in document.get("problems", []):
         notify(f"warning: {problem}")
     print_table("workers", "node host:port pid uptime version tasks", document["workers"])
-    upgrade = document.get("upgrade")
-    if upgrade is not None:
+    if (upgrade := document.get("upgrade")) is not None:
         click.echo(f"upgrade to {upgrade['code']}" + (" is rolled back" if upgrade["rollback"] else ""))
         for worker, state in sorted(upgrade["workers"].items()):
             click.echo(f"  {worker}  {state}")

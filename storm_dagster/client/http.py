@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +123,9 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
                 return url, ""
             named = document.get("leader_http")
             if isinstance(named, str) and named.rstrip("/") != url:
-                try:
+                with suppress(httpx.HTTPError, ValueError, AttributeError):
                     if self._http.get(f"{named.rstrip('/')}/healthz", timeout=3.0).json().get("leader") is True:
                         return named.rstrip("/"), ""
-                except (httpx.HTTPError, ValueError, AttributeError):
-                    pass
             seen.append(f"{url}: {_plain(document.get('status'))}")
         return None, "; ".join(seen) or "no nimbus is known"
 

@@ -80,8 +80,7 @@ def submit_target(
 
 def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
     """The archive of the running program: ``STORM_JAR``, else the folder of the topology's own modules."""
-    named = os.environ.get(STORM_JAR)
-    if named:
+    if named := os.environ.get(STORM_JAR):
         path = Path(named)
         if not path.is_file():
             raise InvalidRequest(f"{STORM_JAR}={named} does not exist: run the program as `storm-dagster jar`")

@@ -137,8 +137,7 @@ class AckTracker:
         """Note that open trees have parts in these workers."""
         trees = self._trees.entries
         for root in roots:
-            entry = trees.get(root)
-            if entry is not None:
+            if (entry := trees.get(root)) is not None:
                 entry[0][2] |= bits
 
     def touching(self, bits: int) -> list[int]:
@@ -148,8 +147,7 @@ class AckTracker:
     def lose(self, roots: Iterable[int], into: AckerResult) -> None:
         """Fail those of the trees that are open, because a worker with parts of them is gone."""
         for root in roots:
-            entry = self._trees.pop(root)
-            if entry is not None:
+            if (entry := self._trees.pop(root)) is not None:
                 into.lost.setdefault(entry[0][1], []).append(root)
 
     def expire(self, now: float) -> int:

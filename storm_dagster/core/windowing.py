@@ -220,8 +220,7 @@ class Windows:
                 self._pane = self._by_count(self.shape.slide_count)
         elif self.watermark is not None:
             if self._sessions is not None:
-                closed = self._sessions.closed(self.watermark)
-                if closed is not None:
+                if (closed := self._sessions.closed(self.watermark)) is not None:
                     key, start, end, self._session = closed
                     items = [entry.item for entry in self._session]
                     self._pane = Pane(items, list(items), [], start, end, key)
@@ -273,8 +272,7 @@ class Windows:
                 first = max(self._start, last - self.shape.length_count)
             else:
                 first = max(self._start, self._base + self._count_until(end - (self.shape.length_ms or 0)))
-            pane = self._make(first, last, end)
-            if pane is not None:
+            if (pane := self._make(first, last, end)) is not None:
                 return pane
             # The interval is longer than the window, and everything fell between two windows; or another task has
             # evaluated it.
@@ -306,8 +304,7 @@ class Windows:
             if not self._release(most):
                 return None
             self._since += 1
-            length = self.shape.length_ms
-            if length is not None:
+            if (length := self.shape.length_ms) is not None:
                 self._drop(self._base + self._count_until(self._log[-1].stamp - length))
         last = self._base + len(self._log)
         wanted = self.shape.length_count

@@ -33,8 +33,7 @@ def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any
 
     def bound(*args: Any, **kwargs: Any) -> Any:
         for name, hint in hints.items():
-            found = {key: kwargs.pop(names.resource(key)) for key in _resources(name, hint)}
-            if found:
+            if found := {key: kwargs.pop(names.resource(key)) for key in _resources(name, hint)}:
                 kwargs[name] = Handles(**found) if hint is Handles else found[name]
             elif hint is DagsterNames:
                 kwargs[name] = names

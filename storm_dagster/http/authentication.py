@@ -89,8 +89,7 @@ def operation_of(method: str, path: str) -> tuple[Operation, str | None]:
         return "list", None
     if _SUBMIT.fullmatch(path):
         return "submit", None
-    match = _TOPOLOGY.fullmatch(path)
-    if match:
+    if match := _TOPOLOGY.fullmatch(path):
         return "topology", match[1] or match[3]
     return "admin", None
 

@@ -76,8 +76,7 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
         request = connection.receive(_REQUEST_SECS)
         if request is None:
             return 0
-        reason = loaded.refusal(request)
-        if reason is not None:
+        if (reason := loaded.refusal(request)) is not None:
             connection.send({"refused": reason})
             return 0
         record = RunFile.write(loaded.home, RUN_ROLE, str(request["run_id"]))

@@ -184,8 +184,7 @@ class Zygote:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            reported = self._reporting.pop(pid, None)
-            if reported is not None:
+            if (reported := self._reporting.pop(pid, None)) is not None:
                 if code != 0:
                     self._postpone(reported)
                 continue

@@ -7,6 +7,7 @@ import functools
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,10 +27,8 @@ boot_clock: Callable[[], float] = _clock()
 @functools.cache
 def boot_id() -> str:
     """Id of this boot: the kernel's own on Linux and macOS, elsewhere the time at which the machine came up."""
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        pass
     try:
         command = ["sysctl", "-n", "kern.bootsessionuuid"]
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()

@@ -141,8 +141,7 @@ def cluster_conf(home: Path | None = None, conf_dir: Path | None = None, overrid
         return load_cluster_conf(conf_dir, overrides)
     home = home_dir(home)
     conf = load_cluster_conf(home)
-    cluster = ClusterFile.read(home)
-    if cluster is not None:
+    if (cluster := ClusterFile.read(home)) is not None:
         conf = conf.with_values(_dev_conf(home), str(home / DEV_CONF))
         conf = conf.with_values(cluster_addresses(cluster), str(home / "cluster.json"))
     if overrides:

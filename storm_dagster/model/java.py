@@ -56,8 +56,7 @@ def java_command() -> str:
 
     Raises ``Unavailable`` with install advice when there is none, or when it is too old.
     """
-    home = os.environ.get("JAVA_HOME")
-    if home:
+    if home := os.environ.get("JAVA_HOME"):
         found = str(Path(home) / "bin" / "java")
         if not os.access(found, os.X_OK):
             raise Unavailable(f"JAVA_HOME is {home}, but {found} is not a program: {_ADVICE}")

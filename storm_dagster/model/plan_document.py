@@ -169,8 +169,7 @@ def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
                     near = difflib.get_close_matches(source, known, n=1, cutoff=0.6)
                     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
                     yield (place(kind, component, "inputs", number), f"component {source!r} does not exist: {hint}")
-    both = sorted(topology.spouts.keys() & topology.bolts.keys())
-    if both:
+    if both := sorted(topology.spouts.keys() & topology.bolts.keys()):
         yield place("bolts", both[0]), "a spout has the same id: rename one of them"
     if not any(part.parallelism for part in (*topology.spouts.values(), *topology.bolts.values())):
         yield "spouts", "the topology has no task: give a component a parallelism of at least 1"

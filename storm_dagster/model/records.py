@@ -68,8 +68,7 @@ class Record(BaseModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with those fields changed; fields of a newer release stay. ``TypeError`` for an unknown field."""
-        unknown = (update or {}).keys() - type(self).model_fields.keys()
-        if unknown:
+        if unknown := (update or {}).keys() - type(self).model_fields.keys():
             raise TypeError(f"{type(self).__name__} has no field {min(unknown)!r}")
         return super().model_copy(update=update, deep=deep)
 

@@ -112,8 +112,7 @@ def decode_topology(raw: bytes | str) -> TopologySpec:
 
 def _hint(wrong: str, known: Iterable[str], what: str) -> str:
     names = sorted(known)
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
-    if near:
+    if near := difflib.get_close_matches(wrong, names, n=1, cutoff=0.5):
         return f"did you mean {near[0]!r}?"
     return f"{what} are {', '.join(names[:20])}" if names else f"it has no {what}"
 

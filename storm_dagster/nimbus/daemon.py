@@ -197,8 +197,7 @@ def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack
 
 def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess | None]:
     """The address of Dagster: by conf, else the webserver of the local cluster, which may start after nimbus."""
-    named = DagsterAccess.of(conf)
-    if named is not None:
+    if (named := DagsterAccess.of(conf)) is not None:
         return lambda: named
 
     def local() -> DagsterAccess | None:

@@ -137,8 +137,7 @@ def check_name_free(
             raise AlreadyAlive(
                 f"topology {name!r} is alive already (id {topology.id}, {topology.base.status}): {remedy}"
             )
-    damage = damaged_topology(view, name)
-    if damage is not None:
+    if (damage := damaged_topology(view, name)) is not None:
         raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
 
 
@@ -146,8 +145,7 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
     """The topology of that id or name; :class:`NotAlive` otherwise, :class:`Corrupt` when it is damaged."""
     topology = view.topologies.get(name) or view.topology_named(name)
     if topology is None:
-        damage = damaged_topology(view, name)
-        if damage is not None:
+        if (damage := damaged_topology(view, name)) is not None:
             raise Corrupt(f"topology {name!r} has a damaged record, nothing is decided about it: {damage}")
         running = ", ".join(sorted(part.base.name for part in view.topologies.values())) or "none"
         raise NotAlive(f"topology {name!r} is not alive (alive: {running}): check the name with `storm-dagster list`")

@@ -123,10 +123,7 @@ def _subtree(ctx: OperationsContext, path: str) -> list[str]:
     children = ctx.cluster.state.find_children(path)
     if children is None:
         return []
-    found: list[str] = []
-    for child in children:
-        found.extend(_subtree(ctx, f"{path}/{child}"))
-    return [*found, path]
+    return [*(node for child in children for node in _subtree(ctx, f"{path}/{child}")), path]
 
 
 MAX_WHY = 300
@@ -163,8 +160,7 @@ def append_assignment(
     slots once the transaction is committed.
     """
     raw = encode_record(assignment, limit=None)
-    plugin = ctx.inimbus
-    if plugin is not None:
+    if (plugin := ctx.inimbus) is not None:
         before = None if at is None else ctx.cluster.assignment_info(assignment.topology_id)
         transaction.afterwards.append(lambda: notify_new_slots(plugin, before, assignment))
     put_ops(ctx.cluster.state, transaction, paths.assignment(assignment.topology_id), raw, at)

@@ -6,6 +6,7 @@ time; while an upgrade is under way its record names the new one, and the worker
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from storm_dagster.core.liveness.causes import Cause
@@ -165,21 +166,19 @@ def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> U
     return _execute(ctx, name, UpgradeEvent("roll_back", reason))
 
 
-def roll_back_if_upgraded(ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]) -> UpgradeResult | None:
-    """Roll the upgrade back when a worker that it took was judged dead; ``None`` when there is none."""
+def roll_back_if_upgraded(ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]) -> None:
+    """Roll the upgrade back when a worker that it took was judged dead."""
     view = ctx.cluster.load_view()
     topology = view.topologies.get(topology_id)
     if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
-        return None
+        return
     state = ctx.cluster.read_upgrade(topology_id)
     true = {(cause.node, cause.port): cause for cause in causes_still_true(view, topology, causes)}
     for worker in topology.assignment.workers:
         if worker.slot in true and worker_phase(worker.address, state) != "former":
-            try:
-                return roll_back(ctx, topology_id, true[worker.slot].describe())
-            except (Conflict, NotAlive):
-                return None  # It ended meanwhile.
-    return None
+            with suppress(Conflict, NotAlive):  # It ended meanwhile.
+                roll_back(ctx, topology_id, true[worker.slot].describe())
+            return
 
 
 def advance_upgrades(ctx: OperationsContext, seen: dict[str, float] | None = None) -> list[UpgradeResult]:
@@ -204,8 +203,7 @@ def advance_upgrades(ctx: OperationsContext, seen: dict[str, float] | None = Non
             since = now
             if seen is not None and state.record is not None:
                 since = seen[state.record.code_dir] = before.get(state.record.code_dir, now)
-            event = machine.due(snapshot, age_secs=now - since)
-            if event is not None:
+            if (event := machine.due(snapshot, age_secs=now - since)) is not None:
                 results.append(_execute(ctx, topology.id, event))
         except Fenced:
             raise

@@ -109,8 +109,7 @@ def _is_project(folder: Path) -> bool:
 
 def target_roots(conf: Any) -> list[Path]:
     """``dagster.target.roots``; by default the present folder, if it is a project's, and the examples beside this package."""
-    given = conf.get("dagster.target.roots")
-    if given is not None:
+    if (given := conf.get("dagster.target.roots")) is not None:
         return [Path(root).expanduser().resolve() for root in given]
     return [folder for folder in (Path.cwd(), _EXAMPLES) if _is_project(folder)]
 

@@ -284,8 +284,7 @@ def run(
     check_exposure(conf, "the supervisor's workers", "secret")
     home = home.resolve()
     chosen = tuple(ports if ports is not None else conf["supervisor.slots.ports"])
-    wrong = check_ports(chosen)
-    if wrong:
+    if wrong := check_ports(chosen):
         raise InvalidRequest(wrong)
     with hold_folder(home, "supervisor", supervisor_id):
         logs = LogService(conf, home, supervisor_id)

@@ -148,8 +148,7 @@ class CachedReads(ZooKeeperClusterState):
             self._drop_list(absent)
 
     def _forget(self, path: str) -> None:
-        value = self._memory.pop(path, None)
-        if value is not None:
+        if (value := self._memory.pop(path, None)) is not None:
             self._bytes -= len(value[0])
 
     def _drain_events(self) -> None:
@@ -265,8 +264,7 @@ class CachedReads(ZooKeeperClusterState):
 
     def _list_folders(self, absent: Iterable[str]) -> None:
         """Read the lists that prove the absence of these nodes from now on."""
-        folders = {parent_of(path) for path in absent if not self._awaits(path)}
-        if folders:
+        if folders := {parent_of(path) for path in absent if not self._awaits(path)}:
             self._find_lists(folders)
 
     def _is_absent(self, path: str) -> bool:

@@ -293,8 +293,7 @@ class ZooKeeperClusterState(ClusterState):
                 self._create_with_parents(path, data, ephemeral=True)
                 return True
             except NodeExistsError:
-                stat = self._stat(path)
-                if stat is not None:
+                if (stat := self._stat(path)) is not None:
                     return mine != 0 and stat.ephemeralOwner == mine
         return False
 

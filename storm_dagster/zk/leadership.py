@@ -115,8 +115,7 @@ class LeadershipSession:
         """
         with self._lock:
             self._confirmed = None
-            epoch = self._held(None)
-            if epoch is not None:
+            if (epoch := self._held(None)) is not None:
                 try:
                     # Every /nimbus_master has data version 0: that it is still ours is what the epoch says.
                     self._state.transaction().check(paths.EPOCH, epoch).delete(paths.NIMBUS_MASTER).commit()

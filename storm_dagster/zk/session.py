@@ -207,8 +207,7 @@ class ZkSession:
         parts = [part for part in path.split("/") if part]
         if "." in parts or ".." in parts or "\0" in path:
             raise InvalidRequest(f"path {path!r} may hold neither '.' nor '..' nor NUL")
-        below = "".join("/" + part for part in parts)
-        return (self.root + below) or "/"
+        return (self.root + "".join("/" + part for part in parts)) or "/"
 
     def strip(self, full_path: str) -> str:
         """The inverse of :meth:`full`."""
@@ -348,8 +347,7 @@ class ZkSession:
 
     def drop_link(self) -> None:
         """Cut the TCP connection without telling the server, as a network fault would; it reconnects."""
-        link = self._connection._socket
-        if link is not None:
+        if (link := self._connection._socket) is not None:
             try:
                 link.shutdown(socket.SHUT_RDWR)
             except OSError as error:

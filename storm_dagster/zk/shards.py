@@ -119,8 +119,7 @@ def read_sharded(state: ClusterState, path: str, watch: bool = False) -> tuple[b
         found = state.get_data_with_version(path, watch)
         if found is None or not found[0]:
             return None
-        whole = resolve(state, path, found[0])
-        if whole is not None:
+        if (whole := resolve(state, path, found[0])) is not None:
             return whole, found[1]
         if seen == found[1]:
             raise Corrupt(f"parts of {path} are missing although its head names them: they were deleted")

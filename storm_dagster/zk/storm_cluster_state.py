@@ -128,14 +128,10 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         With the root absent, nothing is created and ``Unavailable`` raised, unless ``create_root`` (which
         makes the first-level nodes, and an id when none is given).
         """
-        if isinstance(conf_or_state, ClusterConf | Mapping):
-            state: ClusterState = _open_state(conf_or_state)
-            owns = True
-        else:
-            state, owns = conf_or_state, False
+        owns = isinstance(conf_or_state, ClusterConf | Mapping)
+        state = _open_state(conf_or_state) if owns else conf_or_state
         try:
-            found = cls._identify(state, create_root, cluster_id)
-            return cls(state, found, owns_state=owns)
+            return cls(state, cls._identify(state, create_root, cluster_id), owns_state=owns)
         except BaseException:
             if owns:
                 state.close()

@@ -66,8 +66,7 @@ class _Loading:
             except Corrupt as error:
                 self.note(f"{parent}/{name}", error)
                 continue
-            record = self.decode(records.WorkerNode, found, f"{parent}/{name}")
-            if record is not None:
+            if (record := self.decode(records.WorkerNode, found, f"{parent}/{name}")) is not None:
                 live[slot] = record
             else:
                 self.held.add(slot)

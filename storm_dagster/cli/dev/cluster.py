@@ -45,8 +45,7 @@ def refuse_live_home(home: Path) -> None:
                 f"a cluster already runs in {home} (dev has pid {record.pid}): `storm-dagster stop --home {home}`, "
                 "or give another --home"
             )
-    left = family(home, records)
-    if left:
+    if left := family(home, records):
         raise Conflict(
             f"{len(left)} processes of an earlier cluster in {home} still run (pids "
             f"{', '.join(str(process.pid) for process in left[:8])}): `storm-dagster stop --home {home}` ends them"
@@ -250,17 +249,15 @@ class DevCluster:
         self._wait(lambda: readiness.serves(code_socket(self._home)), "dagster code server", [code])
         # The webserver can be asked to reload when it has loaded too early; the daemon does so after a minute.
         others = [web, self._launch(plan.dagster_daemon(self._workspace))]
-        seen: list[str] = []
-        failures = 0
-        warm = False
+        seen, failures, warm = "", 0, False
         options = Security.of(plan.conf).client_options()
 
         def loaded() -> bool:
-            nonlocal failures, warm
+            nonlocal seen, failures, warm
             problem = readiness.code_location_error(plan.web_url, options)
             if problem is None:
                 return True
-            seen[:] = [problem[1]]
+            seen = problem[1]
             if problem[1] == readiness.NO_DAEMON and not warm:
                 # It loads: time to have the webserver load, too.
                 readiness.warm_up_dagster(plan.web_url, options)
@@ -270,7 +267,7 @@ class DevCluster:
                 raise Unavailable(f"Dagster cannot load the code location: {problem[1]}\n{code.tail(3000)}")
             return False
 
-        self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
+        self._wait(loaded, "dagster", [code, *others], lambda: seen)
         self._progress("dagster", "SUCCESS")
 
     def _create_storage(self) -> None:
@@ -305,8 +302,7 @@ class DevCluster:
     ) -> Any:
         """The condition's value; :class:`Unavailable` when a needed one keeps dying."""
         while not self._stop.is_set():
-            value = condition()
-            if value:
+            if value := condition():
                 return value
             for daemon in needs:
                 if daemon.deaths >= _MAX_DEATHS:

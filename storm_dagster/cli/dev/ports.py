@@ -127,8 +127,7 @@ def choose_ports(options: "DevOptions", conf: ClusterConf, home: Path) -> DevPor
     path = home / "ports.json"
     if options.ports == "default":
         ports = _default(conf, options)
-        taken = _busy(ports.all())
-        if taken:
+        if taken := _busy(ports.all()):
             raise Unavailable(
                 f"ports {', '.join(map(str, taken))} are taken on this machine: end what listens there, or use "
                 "`storm-dagster dev --ports auto`"

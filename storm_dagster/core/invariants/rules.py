@@ -20,8 +20,7 @@ def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
             continue
         known = set(topology.tasks.component_of())
         times = Counter(task for worker in topology.assignment.workers for task in worker.ids)
-        twice = {task for task, count in times.items() if count > 1}
-        if twice:
+        if twice := {task for task, count in times.items() if count > 1}:
             yield title(topology), f"tasks {encode_ranges(twice)} stand in more than one slot"
         if unknown := times.keys() - known:
             yield (title(topology), f"tasks {encode_ranges(unknown)} are assigned but belong to no component")

@@ -193,8 +193,7 @@ def _spread(
     for remaining in range(count, 0, -1):
         node, why, against = ports.best(allocation.within)
         useful = max(1, remaining - 1 if alone else remaining)
-        tight = [nodes for units, nodes in needs if units - len(chosen - nodes) >= useful]
-        if tight:
+        if tight := [nodes for units, nodes in needs if units - len(chosen - nodes) >= useful]:
             helpful = [
                 other
                 for other in allocation.nodes

@@ -127,8 +127,7 @@ def _match_executors(executors: Executors, old: list[OldWorker]) -> None:
         for task in worker.tasks:
             at.setdefault(task, number)
     for position, tasks in enumerate(executors.tasks()):
-        votes = Counter(at[task] for task in tasks if task in at)
-        if votes:
+        if votes := Counter(at[task] for task in tasks if task in at):
             old[max(votes, key=lambda number: (votes[number], -number))].holds.append(position)
 
 

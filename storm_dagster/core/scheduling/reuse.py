@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.requested_workers import ReusableSlot
+from storm_dagster.model.multimap import multimap
 
 _Order = tuple[int, int, str, int]
 
@@ -43,9 +44,8 @@ def balanced_savings(savings: Iterable[Saving], slots: Iterable[tuple[Any, str]]
     ``slots`` are (rank, supervisor) of each slot that it might take, the old ones included; it takes those with the
     lowest ranks. Of equal ones those come first where reusing saves most.
     """
-    waiting: dict[str, list[Saving]] = {}
-    for saving in sorted(savings, key=lambda saving: saving.order(saving.base + saving.more), reverse=True):
-        waiting.setdefault(saving.worker.node, []).append(saving)
+    best_last = sorted(savings, key=lambda saving: saving.order(saving.base + saving.more), reverse=True)
+    waiting = multimap((saving.worker.node, saving) for saving in best_last)
     line = sorted(slots)[:count]
     before = [node for rank, node in line if rank < line[-1][0]]
     kept = [waiting[node].pop() for node in before if waiting.get(node)]

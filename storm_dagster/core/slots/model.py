@@ -238,10 +238,8 @@ def check_ports(ports: tuple[int, ...]) -> str | None:
     """Reason why a supervisor cannot offer these slots, or ``None``."""
     if not ports:
         return "supervisor.slots.ports is empty: name at least one port"
-    wrong = [port for port in ports if not 1 <= port <= 65535]
-    if wrong:
+    if wrong := [port for port in ports if not 1 <= port <= 65535]:
         return f"supervisor.slots.ports holds {wrong[0]}: ports are 1 to 65535"
-    twice = sorted({port for port in ports if ports.count(port) > 1})
-    if twice:
+    if twice := sorted({port for port in ports if ports.count(port) > 1}):
         return f"supervisor.slots.ports names {twice[0]} twice: name each port once"
     return None

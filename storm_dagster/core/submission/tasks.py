@@ -52,8 +52,7 @@ def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
     """
     ackers = conf.get("topology.acker.executors")
     ackers = 1 if ackers is None else ackers
-    most = conf.get("topology.max.task.parallelism")
-    if most is not None:
+    if (most := conf.get("topology.max.task.parallelism")) is not None:
         ackers = min(ackers, most)
     inputs = [
         InputSpec(component=name, stream=stream, grouping=_BY_ID)
@@ -133,8 +132,7 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
     components: dict[str, ComponentTasks] = {}
     first = 1
     for component_id, kind, part in spec_with_system.components():
-        count = _task_count(part, conf)
-        if count:
+        if count := _task_count(part, conf):
             components[component_id] = ComponentTasks(type=kind, tasks=encode_ranges(range(first, first + count)))
             first += count
     if all(component_id.startswith("__") for component_id in components):

@@ -50,8 +50,7 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
         user_workers(conf.get("use.userdefine.assignment"))
     except InvalidRequest as error:
         raise InvalidTopology(error.message) from None
-    both = [component_id for component_id in spec.bolts if component_id in spec.spouts]
-    if both:
+    if both := [component_id for component_id in spec.bolts if component_id in spec.spouts]:
         raise InvalidTopology(
             f"component id {both[0]!r} names a spout and a bolt: component ids are unique, rename one"
         )
@@ -103,8 +102,7 @@ def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
         raise InvalidTopology(f"{kind} {component_id!r} has a NUL character in its shell command: remove it")
     for stream_id, stream in part.outputs.items():
         check_stream_id(stream_id)
-        repeated = sorted({name for name in stream.fields if stream.fields.count(name) > 1})
-        if repeated:
+        if repeated := sorted({name for name in stream.fields if stream.fields.count(name) > 1}):
             raise InvalidTopology(
                 f"{kind} {component_id!r} declares field {repeated[0]!r} twice in stream {stream_id!r}: rename one"
             )

@@ -122,8 +122,7 @@ def prune_ticks(
     for state in instance.all_instigator_state():
         if state.instigator_name not in ours or repository not in (None, state.origin.repository_origin.get_label()):
             continue
-        newest = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
-        if newest:
+        if newest := instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
             limit = min(before.timestamp(), newest[0].timestamp)
             instance.purge_ticks(state.instigator_origin_id, state.selector_id, before=limit)
             found += 1

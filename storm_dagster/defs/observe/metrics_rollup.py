@@ -93,8 +93,7 @@ def roll_up_hour(
             "rolled up: only the hour that has just ended can be sampled, while a topology runs"
         )
     both = now.withColumn("hour", F.lit(1))
-    before = _samples(session, root, hour - timedelta(hours=1))
-    if before is not None:
+    if (before := _samples(session, root, hour - timedelta(hours=1))) is not None:
         both = both.unionByName(before.withColumn("hour", F.lit(0)))
     order = Window.partitionBy("topology_id", "component").orderBy("hour")
 

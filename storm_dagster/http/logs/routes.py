@@ -121,7 +121,9 @@ class LogRoutes:
 
     def _search(self, request: Request) -> Response:
         name = _required(request, "file")
-        key = _raw_key(request)
+        # As bytes: logs hold any bytes that a worker wrote.
+        pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), encoding="latin-1")
+        key = next((value.encode("latin-1") for each, value in pairs if each == "key"), b"")
         if not 1 <= len(key) <= 1024:
             raise InvalidRequest("key must have 1 to 1024 bytes")
         search = Search(
@@ -190,12 +192,6 @@ def _required(request: Request, name: str) -> str:
     if value is None:
         raise InvalidRequest(f"parameter {name} is missing")
     return value
-
-
-def _raw_key(request: Request) -> bytes:
-    """The key as bytes: logs hold any bytes that a worker wrote."""
-    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), encoding="latin-1")
-    return next((value.encode("latin-1") for name, value in pairs if name == "key"), b"")
 
 
 def _bounded(request: Request, name: str, default: int, low: int, high: int) -> int:

@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -89,11 +90,9 @@ class Uploads:
             raise _gone(handle)
         if user is None or self._open.get(handle) == user:
             return
-        try:
+        with suppress(KeyNotFound):
             if self._blobs.base.read(f"upload.{handle}.submitter") == user.encode():
                 return
-        except KeyNotFound:
-            pass
         raise _gone(handle)
 
     def touch(self, handle: str) -> None:
@@ -148,8 +147,7 @@ class Uploads:
         parts: dict[Part, BlobMeta] = {part: stored[part] for part in PARTS if part in stored}
         if not parts and handle not in self._open:
             raise _gone(handle)
-        lacking = [part for part in PARTS if part not in parts]
-        if lacking:
+        if lacking := [part for part in PARTS if part not in parts]:
             raise InvalidRequest(f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it")
         self.bind(handle)
         return parts

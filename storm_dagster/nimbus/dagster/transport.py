@@ -59,8 +59,7 @@ class DagsterAccess:
         if not given:
             return None
         headers = conf.get("dagster.graphql.headers") or {}
-        wrong = sorted(name for name, value in headers.items() if not _is_header(name, value))
-        if wrong:
+        if wrong := sorted(name for name, value in headers.items() if not _is_header(name, value)):
             raise Misconfigured(
                 f"dagster.graphql.headers: header {wrong[0]!r:.80} is not one line of ASCII text: quote its value"
             )

@@ -131,8 +131,7 @@ class BlobEndpoints:
     ) -> tuple[BlobMeta, int]:
         """Store the body, or with ``?sha256=`` a content that is here already, under ``key``."""
         blobs = self._nimbus.blobs
-        sha256 = request.query_params.get("sha256")
-        if sha256 is not None:
+        if (sha256 := request.query_params.get("sha256")) is not None:
             # Whoever knows a hash would otherwise get the content.
             stored = None
             if may_do_all(request.scope, self._nimbus.conf.values):

@@ -107,8 +107,7 @@ class Election:
         if leader is None or leader == me.address:
             allowed, pause = self._may_try(leader)
             if allowed:
-                epoch = leadership.try_lead(me.address, me.http, self.wake)
-                if epoch is not None:
+                if (epoch := leadership.try_lead(me.address, me.http, self.wake)) is not None:
                     return self._lead(epoch)
                 leader = leadership.current(self.wake)
         else:

@@ -215,14 +215,12 @@ class ClusterReader:
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors and whether a healing sensor is armed."""
         view = self.view()
-        found = supervisors_of(view, now_secs=int(time.time()))
+        found = sorted(supervisors_of(view, now_secs=int(time.time())), key=lambda one: one.id)
         healer = self._nimbus.cluster.state.get_data(paths.HEALER)
         return {
             "cluster_id": view.cluster_id,
             "nimbuses": self._nimbuses(),
-            "supervisors": [
-                fields_of("supervisor of /v1/cluster", one) for one in sorted(found, key=lambda one: one.id)
-            ],
+            "supervisors": [fields_of("supervisor of /v1/cluster", one) for one in found],
             "healer": healer is not None,
             "alarm": _alarm_of(healer) or self._nimbus.alarm,
             "corrupt": dict(view.corrupt),
@@ -294,10 +292,7 @@ class ClusterReader:
         known = nimbus.cluster.epoch()
         if leader is not None and known is not None and known[1].leader == leader:
             http = known[1].http
-            if leader == nimbus.identity.address:
-                detail: Mapping[str, Any] = self.health()
-            else:
-                detail = self._ask_health(http)
+            detail = self.health() if leader == nimbus.identity.address else self._ask_health(http)
             rows.insert(0, _row(leader, True, {**detail, "http": http}))
         return rows
 

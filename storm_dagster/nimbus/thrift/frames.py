@@ -56,8 +56,7 @@ class _Walk:
             raise MalformedFrame(f"more than {MOST_VALUES} values")
 
     def value(self, kind: int, depth: int) -> None:
-        fixed = _FIXED.get(kind)
-        if fixed is not None:
+        if (fixed := _FIXED.get(kind)) is not None:
             self.skip(fixed)
         elif kind == _STRING:
             self.text()

@@ -34,8 +34,7 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
         )
     if topology.worker_hooks:
         raise InvalidTopology(f"topology {name!r} has worker hooks, which are serialized Java objects: remove them")
-    needed = [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]
-    if needed:
+    if needed := [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]:
         raise InvalidTopology(
             f"topology {name!r} depends on {len(needed)} further archives ({needed[0]!r:.80}): put what it needs into its own"
         )
@@ -171,8 +170,7 @@ def _shown_object(part: ComponentSpec) -> Any:
     idl = load_idl()
     if part.object.shell is not None:
         command, *script = part.object.shell
-        shell = idl.ShellComponent(execution_command=command, script=" ".join(script))
-        return idl.ComponentObject(shell=shell)
+        return idl.ComponentObject(shell=idl.ShellComponent(execution_command=command, script=" ".join(script)))
     return idl.ComponentObject(java_object=_python(str(part.object.python), part.object.args))
 
 

@@ -104,8 +104,7 @@ def find_garbage(
 
     def limit_of(key: str) -> float | None:
         """Seconds for which the blob must have been seen as garbage; ``None`` when it is in use."""
-        topology_id = id_of_blob_key(key)
-        if topology_id is not None:
+        if (topology_id := id_of_blob_key(key)) is not None:
             stale = inventory.versions.get(topology_id)
             code_dir = code_dir_of_blob_key(key)
             # The first version stays as long as the topology; a later one as long as somebody names it.
@@ -114,8 +113,7 @@ def find_garbage(
                 # As long as an upload: an upgrade stores its code well before it begins.
                 return max(grace_secs, upload_secs) if superseded else None
             return grace_secs
-        token = token_of_staging_key(key)
-        if token is not None:
+        if (token := token_of_staging_key(key)) is not None:
             return None if token in counting else grace_secs
         if key.startswith("staging-of."):
             return None if inventory.newest.get(key) in counting else grace_secs
@@ -165,10 +163,8 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
         token = token_of_staging_key(key)
         if key.startswith("staging-of."):
             newest[key] = (ctx.find_blob(key) or b"").decode("utf-8", "replace")
-        elif token is not None and key.endswith(".record"):
-            handle = _handle_of(ctx, key)
-            if handle:
-                handles[token] = handle
+        elif token is not None and key.endswith(".record") and (handle := _handle_of(ctx, key)):
+            handles[token] = handle
     tokens, damaged = read_tokens(ctx)
     topologies = tuple(state.find_children(paths.TOPOLOGY) or ())
     gone = sorted({*nodes[paths.WORKERS]} - {*topologies})

@@ -23,7 +23,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
-from storm_dagster.operations.submit.publishing import placement_error, write_reasons
+from storm_dagster.operations.submit.publishing import plan_or_raise, write_reasons
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,
@@ -168,10 +168,8 @@ def _plan(
     batch = rebalance_batch(
         view, topology, runnable, table, executors=wanted.executors, workers=wanted.workers, reassign=wanted.reassign
     )
-    result = ctx.planner(batch)
+    result = plan_or_raise(ctx, batch, topology.base.name)
     placement = result.placement(topology.base.name)
-    if placement.status == "failed":
-        raise placement_error(topology.base.name, placement)
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
     differs = disturbs or wanted.workers != topology.base.workers or wanted.executors != topology.base.executors
     (asked,) = batch.topologies

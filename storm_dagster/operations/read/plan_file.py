@@ -176,8 +176,7 @@ def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: 
     """The table with the ids that the document gives; the others are numbered around them, in declared order."""
     if not given:
         return table
-    unknown = sorted(given.keys() - table.components.keys())
-    if unknown:
+    if unknown := sorted(given.keys() - table.components.keys()):
         raise InvalidRequest(f"{source}.tasks.{unknown[0]}: component {unknown[0]!r} has no tasks: remove it")
     taken = {task for ids in given.values() for task in ids}
     components = {}

@@ -11,7 +11,7 @@ from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.names import placement_key
-from storm_dagster.model.placement import PlacementResult, TopologyPlacement
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import StateHome, StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, check_name_free, encode_json
@@ -45,11 +45,15 @@ PUBLISH_ASSIGNMENT = shared_steps("publish_assignment", "stage.placement", "publ
 ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
 
 
-def placement_error(name: str, placement: TopologyPlacement) -> StormDagsterError:
-    """The error that a failed placement means for the caller: the planner's own message."""
+def plan_or_raise(ctx: OperationsContext, batch: PlacementBatch, name: str) -> PlacementResult:
+    """The placement of the batch; when topology ``name`` does not fit, the planner's own error and message."""
+    result = ctx.planner(batch)
+    placement = result.placement(name)
+    if placement.status != "failed":
+        return result
     message = placement.error or f"topology {name!r} cannot be placed: no reason was given"
     error = error_from_document({"error": {"type": placement.error_type or "Unavailable", "message": message}})
-    return error if type(error) is not StormDagsterError else Unavailable(message)
+    raise error if type(error) is not StormDagsterError else Unavailable(message)
 
 
 def write_reasons(
@@ -143,11 +147,7 @@ def _plan(
         backup=read_backup(ctx, record.name)[0],
         replaces=record.replaces,
     )
-    result = ctx.planner(batch)
-    placement = result.placement(record.name)
-    if placement.status == "failed":
-        raise placement_error(record.name, placement)
-    return StagedPlacement(view.assignments_version, result)
+    return StagedPlacement(view.assignments_version, plan_or_raise(ctx, batch, record.name))
 
 
 def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacement) -> None:
@@ -171,8 +171,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     def attempt(view: ClusterView) -> PublishResult:
         nonlocal planned, attempts, replanned
         attempts += 1
-        present = view.topologies.get(record.topology_id)
-        if present is not None:
+        if (present := view.topologies.get(record.topology_id)) is not None:
             return _already(record, planned, present)
         if view.epoch != record.epoch:
             raise Fenced(

@@ -108,8 +108,7 @@ def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: i
     """
     last: Exception | None = None
     for _ in range(50):
-        known = read_token(ctx, token)
-        if known is not None:
+        if (known := read_token(ctx, token)) is not None:
             if known[0].name != name:
                 raise Conflict(
                     f"token {token!r} belongs to topology {known[0].name!r}: submit {name!r} with a token of its own"

@@ -236,8 +236,7 @@ def timeline(
         Event(error.time, "error", f"{component}[{error.task}] on {error.host}:{error.port}: {_last_line(error.error)}")
         for component, error in errors
     ]
-    assignment = topology.assignment
-    if assignment is not None:
+    if (assignment := topology.assignment) is not None:
         for change in assignment.history:
             parts = [change.why] if change.why else []
             if change.moved:
