@@ -111,9 +111,9 @@ class KafkaSource(Source):
     # -- questions, in a thread of their own while they last ------------------------------------------------
 
     def _ask(self, what: str, question: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Ask the brokers without waiting, one question after the other, the same one once."""
+        """Ask the brokers without waiting, one question after the other, commits first, the same one once."""
         if (self._answer is None or self._answer[0] != what) and all(name != what for name, *_ in self._asked):
-            self._asked.append((what, question, then))
+            (self._asked.appendleft if what == "commit" else self._asked.append)((what, question, then))
 
     def _serve(self) -> None:
         """Take the answer, if it is there, and ask the next question."""
@@ -160,14 +160,15 @@ class KafkaSource(Source):
         return self._known
 
     def _on_topics(self, found: Sequence[Any]) -> None:
-        names: list[str] = []
+        names: list[tuple[bool, str]] = []
         for metadata in found:
             for topic, one in metadata.topics.items():
                 if one.error is not None:
                     why = one.error.str()
                     raise InvalidRequest(f"topic {topic!r} cannot be read, {why}: create it, or change topics")
-                names += [_name_of(topic, number) for number in sorted(one.partitions)]
-        self._known = names
+                names += [(part.leader < 0, _name_of(topic, number)) for number, part in one.partitions.items()]
+        # Those without a leader last: whoever asks for their positions waits.
+        self._known = [name for _, name in sorted(names)]
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions, as soon as their committed offsets are known."""
@@ -222,8 +223,8 @@ class KafkaSource(Source):
         self._read_at = time.monotonic()
         if self._waiting and (now := time.monotonic()) >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
-            names = list(self._waiting)
-            self._ask("positions", lambda: self._read_positions(names), self._begin)
+            for name in filter(self._waiting.__contains__, self._known or ()):
+                self._ask(f"position of {name}", partial(self._read_positions, [name]), self._begin)
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
         found: list[SourceRecord | PartitionEnd | Exception] = []
@@ -287,7 +288,7 @@ class KafkaSource(Source):
             end = -1
             if name in self._assigned and name not in self._paused:
                 end = self._consumer.get_watermark_offsets(self._at(name), cached=True)[1]
-            if end < 0 or stale:
+            if (end < 0 or stale) and name in self._stored:
                 asked.append(name)
                 end = max(end, self._ends.get(name, -1))
             stored = self._stored.get(name)

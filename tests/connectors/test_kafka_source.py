@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from storm_dagster.api import Bolt, Spout, Topology, Tuple
 from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, kafka_source, source_spout
@@ -146,6 +146,59 @@ def test_latest_is_where_the_topology_was_first_started(kafka: KafkaRig) -> None
     with harness_of(kafka, reading(topic, start="latest")) as harness:
         run_until(harness, lambda: len(Use.seen) == 4 and stored(harness) == kafka.ends(topic))
     assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
+
+
+class Asker:
+    """Asks the brokers, which know no leader of some partitions and say so late."""
+
+    def __init__(self, consumer: Any, leaderless: set[int]) -> None:
+        self.consumer, self.leaderless = consumer, leaderless
+        self.said: list[Any] = []
+        self.late = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.consumer, name)
+
+    def commit(self, **how: Any) -> Any:
+        self.said.append("commit")
+        return self.consumer.commit(**how)
+
+    def get_watermark_offsets(self, one: TopicPartition, **how: Any) -> Any:
+        if one.partition not in self.leaderless:
+            return self.consumer.get_watermark_offsets(one, **how)
+        self.late.wait(20)
+        self.said.append(one.partition)
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
+    """Neither their reading nor their commits, which do not wait until all of those are asked for."""
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    askers: list[Asker] = []
+
+    class Leaderless(KafkaSource):
+        def open(self, conf: Any, context: Any) -> None:
+            super().open(conf, context)
+            self._asker = Asker(self._asker, {1, 2, 3})  # pyright: ignore[reportAttributeAccessIssue]
+            askers.append(self._asker)
+
+    with harness_of(kafka, reading(topic, body={"source": Leaderless(topic)})) as harness:
+        run_until(harness, lambda: len(Use.seen) == 10)
+        source = harness.tasks("records")[0]._source
+        run_until(harness, lambda: len(source._asked) > 3)
+        (asker,) = askers
+        asker.said.clear()
+        asker.late.set()
+        run_until(harness, lambda: kafka.committed(GROUP, topic) == {f"{topic}[0]": 10})
+        run_until(harness, lambda: len(asker.said) > 3)
+        assert asker.said[1] == "commit", asker.said
+        run_until(harness, lambda: harness.errors)
+        assert "LEADER_NOT_AVAILABLE" in str(harness.errors[0][1])
+        # They have one again.
+        asker.leaderless = set()
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic))
+    assert sorted(n for (n,) in Use.seen) == list(range(40))
 
 
 @pytest.mark.skipif(not REAL, reason="librdkafka's brokers know no times: set KAFKA_BOOTSTRAP")
