@@ -89,8 +89,10 @@ class KafkaSource(Source):
             # As long may a partition wait that was full, until the others' fetch is answered.
             "fetch.wait.max.ms": 100,
         }
-        self._errors: list[Exception] = []
+        self._errors: deque[Exception] = deque(maxlen=100)
         self._known: list[str] | None = None
+        self._first: list[str] = []
+        """Partitions of the first answer: what comes later is new, and has no records that ``latest`` would leave out."""
         self._assigned: set[str] = set()
         self._waiting: set[str] = set()
         """Partitions whose position is asked for, or lost."""
@@ -132,7 +134,8 @@ class KafkaSource(Source):
         if isinstance(inner, self._kafka.KafkaError):
             if inner.name() in _AWAY:
                 return Unavailable(f"Kafka at {self.brokers} does not answer: {inner.str()}; it is tried again")
-            return RuntimeError(f"Kafka at {self.brokers}: {inner.str()} ({inner.name()})")
+            # Its name first: by that the spout tells errors apart.
+            return RuntimeError(f"{inner.name()} of Kafka at {self.brokers}: {inner.str()}")
         return error
 
     def _at(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
@@ -169,6 +172,7 @@ class KafkaSource(Source):
                 names += [(part.leader < 0, _name_of(topic, number)) for number, part in one.partitions.items()]
         # Those without a leader last: whoever asks for their positions waits.
         self._known = [name for _, name in sorted(names)]
+        self._first = self._first or self._known
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions, as soon as their committed offsets are known."""
@@ -188,6 +192,8 @@ class KafkaSource(Source):
                 raise self._kafka.KafkaException(one.error)
             first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
             name, start = _name_of(one.topic, one.partition), cast("Any", self.start)
+            if start == "latest" and name not in self._first:
+                start = "earliest"
             if one.offset < 0 and start not in ("earliest", "latest"):
                 start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
                 start = end if start < 0 else start

@@ -201,6 +201,47 @@ def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
     assert sorted(n for (n,) in Use.seen) == list(range(40))
 
 
+def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    hidden = [3]
+
+    class Growing(KafkaSource):
+        def open(self, conf: Any, context: Any) -> None:
+            super().open(conf, context)
+            asker, ask = self._asker, self._asker.list_topics
+
+            class Fewer(Asker):
+                def list_topics(self, *args: Any, **how: Any) -> Any:
+                    found = ask(*args, **how)
+                    for one in hidden:
+                        del found.topics[topic].partitions[one]
+                    return found
+
+            self._asker = Fewer(asker, set())  # pyright: ignore[reportAttributeAccessIssue]
+
+    with harness_of(kafka, reading(topic, body={"source": Growing(topic, start="latest")})) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 3)
+        hidden.clear()
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic))
+        assert harness.errors == []
+    assert sorted(n for (n,) in Use.seen) == list(range(3, 40, 4))
+
+
+def test_different_errors_of_the_brokers_are_reported_and_few_are_kept(kafka: KafkaRig) -> None:
+    with harness_of(kafka, reading(kafka.topic())) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 4)
+        source = harness.tasks("records")[0]._source
+        # As of a month while the topology is inactive, which reads none of them.
+        found = [KafkaError._FAIL, KafkaError._SSL, *[KafkaError._AUTHENTICATION] * 98]
+        for code in found * 1000:
+            source._errors.append(source._readable(KafkaError(code)))
+        assert len(source._errors) == 100
+        run_until(harness, lambda: len(harness.errors) == 3)
+        said = sorted(str(error).split(" ")[0] for _, error in harness.errors)
+        assert said == ["_AUTHENTICATION", "_FAIL", "_SSL"]
+
+
 @pytest.mark.skipif(not REAL, reason="librdkafka's brokers know no times: set KAFKA_BOOTSTRAP")
 def test_reading_begins_at_a_time(kafka: KafkaRig) -> None:
     topic = kafka.topic(4, **{"retention.ms": "-1"})
