@@ -250,7 +250,12 @@ class SinkBolt(StatefulBolt):
         for owner in [*sorted(undecided.keys() - {me}), me]:
             self.close()
             self._sink = copy.copy(self.sink)
-            newest = self._sink.open(self.conf, owner)
+            try:
+                newest = self._sink.open(self.conf, owner)
+            except Retry:
+                # What is open has told its newest token.
+                self.close()
+                raise
             if newest is None and owner:
                 raise InvalidRequest(
                     f"{type(self.sink).__name__} does not know what it has written, as exactly_once needs it: set "
