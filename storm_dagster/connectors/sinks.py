@@ -23,7 +23,7 @@ class Row:
     values: Mapping[str, Any]
     """Value of each field."""
     id: str | None = None
-    """The values of ``record_id`` as text: the same when the row comes again."""
+    """The values of ``record_id`` as text: the same when the row comes again, and that of no other record."""
 
 
 _Entry = tuple[Row, list[Tuple]]
@@ -182,10 +182,12 @@ class SinkBolt(StatefulBolt):
             return
         size = sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
         named = self.named(tup) if self.record_id else {}
-        text = "/".join(str(named[each]) for each in self._id_fields()) or None
+        parts = [str(named[each]) for each in self._id_fields()]
+        # No two records have the same text. The first field, often a partition or a path, stays as it is.
+        parts[1:] = [one.replace("%", "%25").replace("/", "%2F") for one in parts[1:]]
         if not self._entries:
             self._since = self.context.now_ms()
-        self._entries.append((Row(values, text), [tup]))
+        self._entries.append((Row(values, "/".join(parts) if parts else None), [tup]))
         if name is not None:
             self._known[name] = self._entries[-1]
         self._size += size

@@ -337,6 +337,41 @@ class Odd(Topology):
     note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
 
 
+class WriteBoth(Write):
+    record_id = ("key", "n")
+
+
+class Both(Topology):
+    numbers = Numbers.spec()
+    write = WriteBoth.spec(inputs=[numbers])
+
+
+class WriteKey(Write):
+    record_id = "key"
+
+
+class ByKey(Topology):
+    numbers = Numbers.spec()
+    write = WriteKey.spec(inputs=[numbers])
+
+
+@pytest.mark.parametrize(
+    ("topology", "rows", "ids"),
+    [
+        (Both, [["a/b", "c"], ["a", "b/c"], ["a", "b%2Fc"], ["", ""]], ["a/b/c", "a/b%2Fc", "a/b%252Fc", "/"]),
+        (Both, [["topic/x%[0]", 17]], ["topic/x%[0]/17"]),
+        (ByKey, [["a/b%", 1], ["", 2]], ["a/b%", ""]),
+        (Often, [["a", 1]], [None]),
+    ],
+)
+def test_records_have_different_ids(topology: type[Topology], rows: list[Any], ids: list[str | None]) -> None:
+    global STORE
+    STORE = Store()
+    with TopologyHarness(topology, {"numbers": rows}, simulated=True) as harness:
+        assert len(harness.advance(4).acked["numbers"]) == len(rows)
+    assert STORE.ids == ids
+
+
 def test_exactly_once_needs_ids_and_a_sink_with_tokens() -> None:
     with pytest.raises(InvalidTopology, match="set record_id"):
         type("Bad", (SinkBolt,), {"exactly_once": True})
