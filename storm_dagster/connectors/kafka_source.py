@@ -184,42 +184,36 @@ class KafkaSource(Source):
         self._wanted = {name: offset for name, offset in self._wanted.items() if name in mine}
         self._next_lookup = 0.0
 
-    def _read_positions(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
-        """(partition, committed offset, first, end, where to start) of each; it waits."""
-        found, consumer = [], self._asker
-        for one in consumer.committed([self._at(name) for name in names], timeout=_ASK_SECS):
-            if one.error is not None:
-                raise self._kafka.KafkaException(one.error)
-            first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
-            name, start = _name_of(one.topic, one.partition), cast("Any", self.start)
-            if start == "latest" and name not in self._first:
-                start = "earliest"
-            if one.offset < 0 and start not in ("earliest", "latest"):
-                start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
-                start = end if start < 0 else start
-            found.append((name, one.offset if one.offset >= 0 else None, first, end, start))
-        return found
+    def _read_position(self, name: str) -> tuple[str, int | None, int, int, Any]:
+        """(partition, committed offset, first, end, where to start); it waits."""
+        consumer, start = self._asker, cast("Any", self.start)
+        (one,) = consumer.committed([self._at(name)], timeout=_ASK_SECS)
+        if one.error is not None:
+            raise self._kafka.KafkaException(one.error)
+        first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
+        if start == "latest" and name not in self._first:
+            start = "earliest"
+        elif one.offset < 0 and start not in ("earliest", "latest"):
+            start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
+            start = end if start < 0 else start
+        return name, one.offset if one.offset >= 0 else None, first, end, start
 
-    def _begin(self, found: Sequence[tuple[str, int | None, int, int, Any]]) -> None:
-        for name, committed, first, end, start in found:
-            if name not in self._waiting:
-                continue
-            self._ends[name] = end
-            if committed is not None:
-                self._stored[name] = committed
-            try:
-                begin = first_position(committed, first, end, start=start, on_lost=self.on_lost, name=name)
-            except InvalidRequest as error:
-                self._errors.append(error)
-                continue
-            if committed is not None and begin != committed:
-                text = f"{name} goes on at {begin}: its committed position {committed} was lost, and on_lost is {self.on_lost}"
-                self._errors.append(RuntimeError(text))
-            # Committed at once: from now on it can be lost, and a later start begins here.
-            self._wanted[name] = begin
-            self._consumer.incremental_assign([self._at(name, begin)])
-            self._waiting.discard(name)
-            self._assigned.add(name)
+    def _begin(self, found: tuple[str, int | None, int, int, Any]) -> None:
+        name, committed, first, end, start = found
+        if name not in self._waiting:
+            return
+        self._ends[name] = end
+        if committed is not None:
+            self._stored[name] = committed
+        begin = first_position(committed, first, end, start=start, on_lost=self.on_lost, name=name)
+        if committed is not None and begin != committed:
+            why = f"its committed position {committed} was lost, and on_lost is {self.on_lost}"
+            self._errors.append(RuntimeError(f"{name} goes on at {begin}: {why}"))
+        # Committed at once: from now on it can be lost, and a later start begins here.
+        self._wanted[name] = begin
+        self._consumer.incremental_assign([self._at(name, begin)])
+        self._waiting.discard(name)
+        self._assigned.add(name)
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -230,7 +224,7 @@ class KafkaSource(Source):
         if self._waiting and (now := time.monotonic()) >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
             for name in filter(self._waiting.__contains__, self._known or ()):
-                self._ask(f"position of {name}", partial(self._read_positions, [name]), self._begin)
+                self._ask(f"position of {name}", partial(self._read_position, name), self._begin)
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
         found: list[SourceRecord | PartitionEnd | Exception] = []
@@ -252,9 +246,8 @@ class KafkaSource(Source):
                 self._next_lookup = 0.0
             else:
                 self._errors.append(self._readable(error))
-        if self._errors:
-            found += self._errors
-            self._errors.clear()
+        found += self._errors
+        self._errors.clear()
         return found
 
     def _pause(self, full: set[str]) -> None:

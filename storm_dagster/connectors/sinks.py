@@ -180,17 +180,16 @@ class SinkBolt(StatefulBolt):
         if values is None:
             self.ack(tup)
             return
-        size = sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
         named = self.named(tup) if self.record_id else {}
         parts = [str(named[each]) for each in self._id_fields()]
         # No two records have the same text. The first field, often a partition or a path, stays as it is.
         parts[1:] = [one.replace("%", "%25").replace("/", "%2F") for one in parts[1:]]
+        self._size += sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
         if not self._entries:
             self._since = self.context.now_ms()
         self._entries.append((Row(values, "/".join(parts) if parts else None), [tup]))
         if name is not None:
             self._known[name] = self._entries[-1]
-        self._size += size
         if len(self._entries) >= self.batch_rows or self._size >= self.batch_bytes:
             self._write_batch()
 
@@ -255,7 +254,6 @@ class SinkBolt(StatefulBolt):
             try:
                 newest = self._sink.open(self.conf, owner)
             except Retry:
-                # What is open has told its newest token.
                 self.close()
                 raise
             if newest is None and owner:

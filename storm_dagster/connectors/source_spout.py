@@ -29,7 +29,6 @@ _LOOP_SECS, _THREAD_SECS = 0.004, 0.02
 _MOST_LAGS = 100
 """Partitions of a task whose lag is shown: those with the most records."""
 
-
 _SHOWN = ("partition", "after", "key", "headers", "value", "at_ms")
 """What a dead letter says of its record."""
 
