@@ -2,8 +2,10 @@
 
 import csv
 import io
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +27,7 @@ class FileSource(Source):
 
     Each file is a partition, and is read once, by its name: files that come late are read whatever their time is, and what
     is appended to a file later is not. So write a file under another name, and rename it when it is complete; names
-    that begin with ``.`` or ``_`` are not read. A name that has been gone for a week may come again.
+    that begin with ``.`` or ``_`` are not read. A name that a task has seen gone for a week may come again.
 
     ``format``: ``"lines"`` gives bytes (JSONL, text), ``"csv"`` and ``"parquet"`` a map from column names; by default it
     follows from the name. ``.gz`` and the like are decompressed. Keys of the conf that begin with ``files.`` are settings of
@@ -57,10 +59,15 @@ class FileSource(Source):
         """The names of the files."""
         self._fs.invalidate_cache()
         found = self._fs.glob(self._pattern, detail=True)
+        if all(info["type"] == "directory" for info in found.values()):
+            # A folder that cannot be listed looks like an empty one to a pattern.
+            with suppress(FileNotFoundError):
+                self._fs.ls(re.split(r"[^/]*[*?[]", self._pattern, maxsplit=1)[0])
         self._times = {
             name: _seconds(info)
             for name, info in found.items()
-            if info["type"] == "file" and name.rsplit("/", 1)[-1][:1] not in ("", ".", "_")
+            if (info["type"] == "file" or (info.get("islink") and self._fs.isfile(name)))
+            and name.rsplit("/", 1)[-1][:1] not in ("", ".", "_")
         }
         return self._times.keys()
 
@@ -76,9 +83,9 @@ class FileSource(Source):
     def read(self, most: int, full: Collection[str]) -> Sequence[SourceRecord | PartitionEnd | Exception]:
         """The next records of the first files."""
         found: list[SourceRecord | PartitionEnd | Exception] = []
-        for name in list(islice(self._unread, _MOST_FILES + len(self._later))):
-            if name in full or self._later.get(name, 0.0) > time.monotonic():
-                continue
+        now = time.monotonic()
+        ready = (name for name in self._unread if name not in full and self._later.get(name, 0.0) <= now)
+        for name in list(islice(ready, _MOST_FILES)):
             try:
                 ended = self._read_file(name, most, found)
             except Exception as error:

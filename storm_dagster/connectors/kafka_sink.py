@@ -90,16 +90,12 @@ class KafkaSink:
 
     def _send(self, messages: Sequence[tuple[bytes | None, bytes | None]]) -> None:
         errors: list[str] = []
-
-        def delivered(error: Any, message: Any) -> None:
-            if error is not None:
-                errors.append(error.str())
-
+        how = {"on_delivery": lambda error, message: error is None or errors.append(error.str())}
         for key, value in messages:
             until = time.monotonic() + _SECS
             while True:
                 try:
-                    self._producer.produce(self._topic, value=value, key=key, on_delivery=delivered)
+                    self._producer.produce(self._topic, value=value, key=key, **how)
                     break
                 except BufferError:
                     # The client's queue is full of what the brokers have not taken yet.

@@ -89,8 +89,10 @@ class KafkaSource(Source):
             # As long may a partition wait that was full, until the others' fetch is answered.
             "fetch.wait.max.ms": 100,
         }
-        self._errors: list[Exception] = []
+        self._errors: deque[Exception] = deque(maxlen=100)
         self._known: list[str] | None = None
+        self._first: list[str] = []
+        """Partitions of the first answer: what comes later is new, and has no records that ``latest`` would leave out."""
         self._assigned: set[str] = set()
         self._waiting: set[str] = set()
         """Partitions whose position is asked for, or lost."""
@@ -111,9 +113,9 @@ class KafkaSource(Source):
     # -- questions, in a thread of their own while they last ------------------------------------------------
 
     def _ask(self, what: str, question: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Ask the brokers without waiting, one question after the other, the same one once."""
+        """Ask the brokers without waiting, one question after the other, commits first, the same one once."""
         if (self._answer is None or self._answer[0] != what) and all(name != what for name, *_ in self._asked):
-            self._asked.append((what, question, then))
+            (self._asked.appendleft if what == "commit" else self._asked.append)((what, question, then))
 
     def _serve(self) -> None:
         """Take the answer, if it is there, and ask the next question."""
@@ -132,7 +134,8 @@ class KafkaSource(Source):
         if isinstance(inner, self._kafka.KafkaError):
             if inner.name() in _AWAY:
                 return Unavailable(f"Kafka at {self.brokers} does not answer: {inner.str()}; it is tried again")
-            return RuntimeError(f"Kafka at {self.brokers}: {inner.str()} ({inner.name()})")
+            # Its name first: by that the spout tells errors apart.
+            return RuntimeError(f"{inner.name()} of Kafka at {self.brokers}: {inner.str()}")
         return error
 
     def _at(self, name: str, offset: int = -1001, metadata: str = "") -> Any:
@@ -160,14 +163,16 @@ class KafkaSource(Source):
         return self._known
 
     def _on_topics(self, found: Sequence[Any]) -> None:
-        names: list[str] = []
+        names: list[tuple[bool, str]] = []
         for metadata in found:
             for topic, one in metadata.topics.items():
                 if one.error is not None:
                     why = one.error.str()
                     raise InvalidRequest(f"topic {topic!r} cannot be read, {why}: create it, or change topics")
-                names += [_name_of(topic, number) for number in sorted(one.partitions)]
-        self._known = names
+                names += [(part.leader < 0, _name_of(topic, number)) for number, part in one.partitions.items()]
+        # Those without a leader last: whoever asks for their positions waits.
+        self._known = [name for _, name in sorted(names)]
+        self._first = self._first or self._known
 
     def assign(self, mine: Mapping[str, Any]) -> None:
         """Read these partitions, as soon as their committed offsets are known."""
@@ -179,40 +184,36 @@ class KafkaSource(Source):
         self._wanted = {name: offset for name, offset in self._wanted.items() if name in mine}
         self._next_lookup = 0.0
 
-    def _read_positions(self, names: Sequence[str]) -> list[tuple[str, int | None, int, int, Any]]:
-        """(partition, committed offset, first, end, where to start) of each; it waits."""
-        found, consumer = [], self._asker
-        for one in consumer.committed([self._at(name) for name in names], timeout=_ASK_SECS):
-            if one.error is not None:
-                raise self._kafka.KafkaException(one.error)
-            first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
-            name, start = _name_of(one.topic, one.partition), cast("Any", self.start)
-            if one.offset < 0 and start not in ("earliest", "latest"):
-                start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
-                start = end if start < 0 else start
-            found.append((name, one.offset if one.offset >= 0 else None, first, end, start))
-        return found
+    def _read_position(self, name: str) -> tuple[str, int | None, int, int, Any]:
+        """(partition, committed offset, first, end, where to start); it waits."""
+        consumer, start = self._asker, cast("Any", self.start)
+        (one,) = consumer.committed([self._at(name)], timeout=_ASK_SECS)
+        if one.error is not None:
+            raise self._kafka.KafkaException(one.error)
+        first, end = consumer.get_watermark_offsets(one, timeout=_ASK_SECS)
+        if start == "latest" and name not in self._first:
+            start = "earliest"
+        elif one.offset < 0 and start not in ("earliest", "latest"):
+            start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
+            start = end if start < 0 else start
+        return name, one.offset if one.offset >= 0 else None, first, end, start
 
-    def _begin(self, found: Sequence[tuple[str, int | None, int, int, Any]]) -> None:
-        for name, committed, first, end, start in found:
-            if name not in self._waiting:
-                continue
-            self._ends[name] = end
-            if committed is not None:
-                self._stored[name] = committed
-            try:
-                begin = first_position(committed, first, end, start=start, on_lost=self.on_lost, name=name)
-            except InvalidRequest as error:
-                self._errors.append(error)
-                continue
-            if committed is not None and begin != committed:
-                text = f"{name} goes on at {begin}: its committed position {committed} was lost, and on_lost is {self.on_lost}"
-                self._errors.append(RuntimeError(text))
-            # Committed at once: from now on it can be lost, and a later start begins here.
-            self._wanted[name] = begin
-            self._consumer.incremental_assign([self._at(name, begin)])
-            self._waiting.discard(name)
-            self._assigned.add(name)
+    def _begin(self, found: tuple[str, int | None, int, int, Any]) -> None:
+        name, committed, first, end, start = found
+        if name not in self._waiting:
+            return
+        self._ends[name] = end
+        if committed is not None:
+            self._stored[name] = committed
+        begin = first_position(committed, first, end, start=start, on_lost=self.on_lost, name=name)
+        if committed is not None and begin != committed:
+            why = f"its committed position {committed} was lost, and on_lost is {self.on_lost}"
+            self._errors.append(RuntimeError(f"{name} goes on at {begin}: {why}"))
+        # Committed at once: from now on it can be lost, and a later start begins here.
+        self._wanted[name] = begin
+        self._consumer.incremental_assign([self._at(name, begin)])
+        self._waiting.discard(name)
+        self._assigned.add(name)
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -222,8 +223,8 @@ class KafkaSource(Source):
         self._read_at = time.monotonic()
         if self._waiting and (now := time.monotonic()) >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
-            names = list(self._waiting)
-            self._ask("positions", lambda: self._read_positions(names), self._begin)
+            for name in filter(self._waiting.__contains__, self._known or ()):
+                self._ask(f"position of {name}", partial(self._read_position, name), self._begin)
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
         found: list[SourceRecord | PartitionEnd | Exception] = []
@@ -245,9 +246,8 @@ class KafkaSource(Source):
                 self._next_lookup = 0.0
             else:
                 self._errors.append(self._readable(error))
-        if self._errors:
-            found += self._errors
-            self._errors.clear()
+        found += self._errors
+        self._errors.clear()
         return found
 
     def _pause(self, full: set[str]) -> None:
@@ -287,7 +287,7 @@ class KafkaSource(Source):
             end = -1
             if name in self._assigned and name not in self._paused:
                 end = self._consumer.get_watermark_offsets(self._at(name), cached=True)[1]
-            if end < 0 or stale:
+            if (end < 0 or stale) and name in self._stored:
                 asked.append(name)
                 end = max(end, self._ends.get(name, -1))
             stored = self._stored.get(name)

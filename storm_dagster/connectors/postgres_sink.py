@@ -10,7 +10,8 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["PostgresSink"]
 
-_MANY, _MISFITS = 10, ("DatatypeMismatch", "UndefinedColumn")
+_MANY, _MISFITS = 10, ("DatatypeMismatch", "UndefinedColumn", "SyntaxError", "GeneratedAlways")
+_OF_ROW = (*_MISFITS, "ProgramLimitExceeded", "RaiseException")
 _RECORD_ID, _TOKENS = "record_id", "storm_sink_tokens"
 _SETTINGS: dict[str, Any] = {
     **{"application_name": "storm_dagster", "connect_timeout": 10, "tcp_user_timeout": 30_000},
@@ -69,8 +70,9 @@ class PostgresSink:
                 update = "update {} set token = %s where owner = %s and epoch = %s"
                 if self._run(update, token, self._owner, self._epoch).rowcount != 1:
                     raise Unavailable(f"{self._owner} was opened elsewhere, and writes to {self._table} from there")
+            self._checks = False
             try:
-                write_or_reject(rows, lambda part: self._insert(cursor, part), self._is_of_row)
+                write_or_reject(rows, lambda part: self._insert(cursor, part, part is rows), self._is_of_row)
             except Rejected as refused:
                 misfits = [why for why in refused.rows.values() if why.startswith(_MISFITS)]
                 if len(misfits) == len(rows) >= _MANY:
@@ -92,16 +94,20 @@ class PostgresSink:
         pg = self._psycopg
         # With another state of the server, a ProgrammingError is the table's fault; without one, a value cannot be sent.
         of_value = isinstance(error, pg.ProgrammingError) and getattr(error, "sqlstate", None) is None
-        of_shape = isinstance(error, pg.errors.DatatypeMismatch | pg.errors.UndefinedColumn)
-        return of_value or of_shape or isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
+        of_row = of_value or type(error).__name__ in _OF_ROW
+        return of_row or isinstance(error, pg.DataError | pg.IntegrityError | TypeError | ValueError)
 
-    def _insert(self, cursor: Any, rows: Sequence[Row]) -> None:
+    def _insert(self, cursor: Any, rows: Sequence[Row], whole: bool) -> None:
         key = self._key or ([] if self._owner else [_RECORD_ID])
         with self._db.transaction():
             for columns, same in groupby(rows, lambda row: tuple(row.values)):
                 names = [*columns, *(name for name in key if name == _RECORD_ID and name not in columns)]
                 lines = [[self._value(row, name) for name in names] for row in same]
                 cursor.executemany(self._statement(names, key), lines)
+            # What the commit would refuse. A row may need a later one: parts are checked only if all rows together fail.
+            self._checks = self._checks or whole
+            if self._checks:
+                self._db.execute("set constraints all immediate; set constraints all deferred")
 
     def _value(self, row: Row, name: str) -> Any:
         if name not in row.values and row.id is None:

@@ -23,7 +23,7 @@ class Row:
     values: Mapping[str, Any]
     """Value of each field."""
     id: str | None = None
-    """The values of ``record_id`` as text: the same when the row comes again."""
+    """The values of ``record_id`` as text: the same when the row comes again, and that of no other record."""
 
 
 _Entry = tuple[Row, list[Tuple]]
@@ -180,15 +180,16 @@ class SinkBolt(StatefulBolt):
         if values is None:
             self.ack(tup)
             return
-        size = sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
         named = self.named(tup) if self.record_id else {}
-        text = "/".join(str(named[each]) for each in self._id_fields()) or None
+        parts = [str(named[each]) for each in self._id_fields()]
+        # No two records have the same text. The first field, often a partition or a path, stays as it is.
+        parts[1:] = [one.replace("%", "%25").replace("/", "%2F") for one in parts[1:]]
+        self._size += sum(len(one) if isinstance(one, str | bytes) else 8 for one in values.values())
         if not self._entries:
             self._since = self.context.now_ms()
-        self._entries.append((Row(values, text), [tup]))
+        self._entries.append((Row(values, "/".join(parts) if parts else None), [tup]))
         if name is not None:
             self._known[name] = self._entries[-1]
-        self._size += size
         if len(self._entries) >= self.batch_rows or self._size >= self.batch_bytes:
             self._write_batch()
 
@@ -250,7 +251,11 @@ class SinkBolt(StatefulBolt):
         for owner in [*sorted(undecided.keys() - {me}), me]:
             self.close()
             self._sink = copy.copy(self.sink)
-            newest = self._sink.open(self.conf, owner)
+            try:
+                newest = self._sink.open(self.conf, owner)
+            except Retry:
+                self.close()
+                raise
             if newest is None and owner:
                 raise InvalidRequest(
                     f"{type(self.sink).__name__} does not know what it has written, as exactly_once needs it: set "

@@ -29,7 +29,6 @@ _LOOP_SECS, _THREAD_SECS = 0.004, 0.02
 _MOST_LAGS = 100
 """Partitions of a task whose lag is shown: those with the most records."""
 
-
 _SHOWN = ("partition", "after", "key", "headers", "value", "at_ms")
 """What a dead letter says of its record."""
 
@@ -124,7 +123,7 @@ class SourceSpout(Spout):
             return
         # A source may need long to go on with a partition that was full: some records are read beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
-        if full and (full >= (self._mine or {""}) or self._tracker.held >= 4 * _BATCH):
+        if full and (full >= (self._mine or {""}) or self._tracker.held >= (4 + len(full)) * _BATCH):
             return
         for record in self._guarded(lambda: self._source.read(_BATCH, full)) or ():
             if isinstance(record, Exception):
@@ -241,8 +240,7 @@ class SourceSpout(Spout):
         if not self.context.may_write():
             return
         if self._done:
-            done, self._done = self._done, []
-            self._guarded(lambda: self._source.ack(done))
+            self._guarded(lambda: (self._source.ack([*self._done]), self._done.clear()))
         if self._mine is not None and now >= self._next_refresh:
             # Also while nothing is read: what is new counts for the lag.
             self._guarded(self._refresh, now)

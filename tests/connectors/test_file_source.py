@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -236,6 +237,54 @@ def test_a_name_that_is_gone_for_long_is_forgotten(tmp_path: Path, monkeypatch: 
         run_until(harness, lambda: positions(harness) == {})
         (tmp_path / "a.jsonl").write_text("2")
         run_until(harness, lambda: Use.seen == [1, 2])
+
+
+def test_a_folder_that_cannot_be_listed_is_named_and_its_files_are_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileSource, "forget_secs", 0.1)
+    folder = tmp_path / "in"
+    with TopologyHarness(reading(folder / "a*.jsonl")) as harness:
+        # A folder that is not there yet has no files, which is no fault.
+        run_until(harness, lambda: positions(harness) == {} and lags(harness) == {"files": [0, 0.0]})
+        assert harness.errors == []
+        folder.mkdir()
+        (folder / "a.jsonl").write_text("1")
+        run_until(harness, lambda: positions(harness) == {"a.jsonl": "end"})
+        # It leads to itself.
+        folder.rename(tmp_path / "away")
+        folder.symlink_to(folder)
+        run_until(harness, lambda: harness.errors)
+        assert "symbolic links" in str(harness.errors[0][1])
+        until = time.monotonic() + 0.5
+        run_until(harness, lambda: time.monotonic() > until)
+        folder.unlink()
+        (tmp_path / "away").rename(folder)
+        (folder / "ab.jsonl").write_text("2")
+        run_until(harness, lambda: positions(harness) == {"a.jsonl": "end", "ab.jsonl": "end"})
+    assert Use.seen == [1, 2]
+
+
+def test_links_to_files_are_read_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+    (tmp_path / "in").mkdir()
+    for name, target in (("a", "one"), ("b", "nothing"), ("c", "in")):
+        (tmp_path / "in" / f"{name}.jsonl").symlink_to(tmp_path / target)
+    with TopologyHarness(reading(tmp_path / "in" / "*.jsonl")) as harness:
+        run_until(harness, lambda: positions(harness) == {"a.jsonl": "end"})
+        assert harness.errors == []
+    assert Use.seen == [1]
+
+
+def test_many_files_with_a_record_that_blocks_stop_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_BATCH", 4)
+    for n in range(12):
+        write(tmp_path / f"a{n}.jsonl", '{"n": 0}\n' * 40, 1000)
+    write(tmp_path / "b.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(1, 40)), 2000)
+    Chokes.bad = {0}
+    with TopologyHarness(reading(tmp_path / "*.jsonl", max_open=2, on_poison="block", use=Chokes)) as harness:
+        run_until(harness, lambda: positions(harness).get("b.jsonl") == "end")
+    assert [row["n"] for row in Use.seen] == list(range(1, 40))
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from storm_dagster.api import Bolt, Spout, Topology, Tuple
 from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, kafka_source, source_spout
@@ -146,6 +146,100 @@ def test_latest_is_where_the_topology_was_first_started(kafka: KafkaRig) -> None
     with harness_of(kafka, reading(topic, start="latest")) as harness:
         run_until(harness, lambda: len(Use.seen) == 4 and stored(harness) == kafka.ends(topic))
     assert sorted(n for (n,) in Use.seen) == [100, 101, 102, 103]
+
+
+class Asker:
+    """Asks the brokers, which know no leader of some partitions and say so late."""
+
+    def __init__(self, consumer: Any, leaderless: set[int]) -> None:
+        self.consumer, self.leaderless = consumer, leaderless
+        self.said: list[Any] = []
+        self.late = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.consumer, name)
+
+    def commit(self, **how: Any) -> Any:
+        self.said.append("commit")
+        return self.consumer.commit(**how)
+
+    def get_watermark_offsets(self, one: TopicPartition, **how: Any) -> Any:
+        if one.partition not in self.leaderless:
+            return self.consumer.get_watermark_offsets(one, **how)
+        self.late.wait(20)
+        self.said.append(one.partition)
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+def test_partitions_without_a_leader_stop_no_other(kafka: KafkaRig) -> None:
+    """Neither their reading nor their commits, which do not wait until all of those are asked for."""
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    askers: list[Asker] = []
+
+    class Leaderless(KafkaSource):
+        def open(self, conf: Any, context: Any) -> None:
+            super().open(conf, context)
+            self._asker = Asker(self._asker, {1, 2, 3})  # pyright: ignore[reportAttributeAccessIssue]
+            askers.append(self._asker)
+
+    with harness_of(kafka, reading(topic, body={"source": Leaderless(topic)})) as harness:
+        run_until(harness, lambda: len(Use.seen) == 10)
+        source = harness.tasks("records")[0]._source
+        run_until(harness, lambda: len(source._asked) > 3)
+        (asker,) = askers
+        asker.said.clear()
+        asker.late.set()
+        run_until(harness, lambda: kafka.committed(GROUP, topic) == {f"{topic}[0]": 10})
+        run_until(harness, lambda: len(asker.said) > 3)
+        assert asker.said[1] == "commit", asker.said
+        run_until(harness, lambda: harness.errors)
+        assert "LEADER_NOT_AVAILABLE" in str(harness.errors[0][1])
+        # They have one again.
+        asker.leaderless = set()
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic))
+    assert sorted(n for (n,) in Use.seen) == list(range(40))
+
+
+def test_latest_leaves_out_no_record_of_a_partition_that_is_added_later(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    hidden = [3]
+
+    class Growing(KafkaSource):
+        def open(self, conf: Any, context: Any) -> None:
+            super().open(conf, context)
+            asker, ask = self._asker, self._asker.list_topics
+
+            class Fewer(Asker):
+                def list_topics(self, *args: Any, **how: Any) -> Any:
+                    found = ask(*args, **how)
+                    for one in hidden:
+                        del found.topics[topic].partitions[one]
+                    return found
+
+            self._asker = Fewer(asker, set())  # pyright: ignore[reportAttributeAccessIssue]
+
+    with harness_of(kafka, reading(topic, body={"source": Growing(topic, start="latest")})) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 3)
+        hidden.clear()
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic))
+        assert harness.errors == []
+    assert sorted(n for (n,) in Use.seen) == list(range(3, 40, 4))
+
+
+def test_different_errors_of_the_brokers_are_reported_and_few_are_kept(kafka: KafkaRig) -> None:
+    with harness_of(kafka, reading(kafka.topic())) as harness:
+        run_until(harness, lambda: len(stored(harness)) == 4)
+        source = harness.tasks("records")[0]._source
+        # As of a month while the topology is inactive, which reads none of them.
+        found = [KafkaError._FAIL, KafkaError._SSL, *[KafkaError._AUTHENTICATION] * 98]
+        for code in found * 1000:
+            source._errors.append(source._readable(KafkaError(code)))
+        assert len(source._errors) == 100
+        run_until(harness, lambda: len(harness.errors) == 3)
+        said = sorted(str(error).split(" ")[0] for _, error in harness.errors)
+        assert said == ["_AUTHENTICATION", "_FAIL", "_SSL"]
 
 
 @pytest.mark.skipif(not REAL, reason="librdkafka's brokers know no times: set KAFKA_BOOTSTRAP")

@@ -136,6 +136,36 @@ def test_one_row_of_another_shape_is_refused_and_if_all_are_it_is_the_table(
     sink.close()
 
 
+def test_a_row_that_the_commit_a_trigger_or_an_index_refuses_is_rejected_alone(
+    conf: dict[str, Any], db: psycopg.Connection[Any]
+) -> None:
+    db.execute("create table t (n int primary key, up int references t deferrable initially deferred, text text)")
+    db.execute("alter table t add twice int generated always as (n * 2) stored")
+    db.execute("create index on t (text)")
+    db.execute(
+        "create function refuse() returns trigger language plpgsql as "
+        "$$begin if new.n = 666 then raise exception 'not this one'; end if; return new; end$$"
+    )
+    db.execute("create trigger refuse before insert on t for each row execute function refuse()")
+    sink = PostgresSink("t")
+    sink.open(conf, "task")
+    # Those before the row that they need are no fault.
+    good = [Row({"n": n, "up": n + 1 if n % 2 == 0 else None}) for n in range(20)]
+    long = "".join(map(chr, range(1000, 8000)))
+    odd = [{}, {"": 1}, {"n": 666}, {"n": 50, "text": long}, {"n": 51, "twice": 1}]
+    with pytest.raises(Rejected) as refused:
+        sink.write([*good, *(Row(values) for values in odd)], 1)
+    errors = ["SyntaxError", "SyntaxError", "RaiseException", "ProgramLimitExceeded", "GeneratedAlways"]
+    assert [(at, why.split(":")[0]) for at, why in sorted(refused.value.rows.items())] == [*enumerate(errors, 20)]
+    with pytest.raises(Rejected) as refused:
+        sink.write([Row({"n": 60}), Row({"n": 61, "up": 999}), Row({"n": 62, "up": 63}), Row({"n": 63})], 1)
+    assert [(at, why.split(":")[0]) for at, why in refused.value.rows.items()] == [(1, "ForeignKeyViolation")]
+    assert rows_of(db) == []
+    sink.write(good, 1)
+    assert len(rows_of(db)) == 20
+    sink.close()
+
+
 def test_the_newest_token_is_that_of_the_rows_and_an_earlier_connection_writes_nothing(
     conf: dict[str, Any], db: psycopg.Connection[Any]
 ) -> None:

@@ -42,6 +42,9 @@ class StoreSink:
             raise ConnectionError("the store is away")
         STORE.epochs[owner] += 1
         self.owner, self.epoch = owner, STORE.epochs[owner]
+        if STORE.plan and STORE.plan[-1] == "busy":
+            STORE.plan.pop()
+            raise Retry(after=0.2)
         return STORE.tokens[owner]
 
     def write(self, rows: Sequence[Row], token: int) -> None:
@@ -140,7 +143,9 @@ def run(topology: type[Topology], numbers: Sequence[Any], secs: float = 4.0, tim
 
 FEW = settings(max_examples=max(4, settings().max_examples // 4))
 PLAN = st.lists(
-    st.sampled_from(["ok", "retry", "before", "after", "away", "exit before", "exit after"]), min_size=1, max_size=9
+    st.sampled_from(["ok", "retry", "before", "after", "away", "busy", "exit before", "exit after"]),
+    min_size=1,
+    max_size=9,
 )
 
 
@@ -165,6 +170,18 @@ def test_without_tokens_every_row_is_written_and_nothing_is_acked_before(plan: l
     assert sorted(result.acked["numbers"]) == list(range(40)), result.errors
     assert set(STORE.rows) == set(range(40)) - REFUSED
     assert {row["n"] for row, _ in Note.seen} == REFUSED
+
+
+def test_a_sink_that_is_busy_when_it_is_opened_loses_no_row(tmp_path: Path) -> None:
+    """Its token, which it tells later, says which rows of the time before are written."""
+    global STORE
+    STORE = Store(["away"] * 99 + ["after"] * 2)
+    run(Once, range(10), state_dir=tmp_path)
+    assert sorted(STORE.rows) == list(range(10)), "written, and the answer is lost"
+    STORE.plan = ["busy"] * 2
+    result = run(Once, range(100, 110), times=9, state_dir=tmp_path)
+    assert sorted(result.acked["numbers"]) == list(range(10)), result.errors
+    assert Counter(STORE.rows) == Counter([*range(10), *range(100, 110)])
 
 
 def test_a_row_that_comes_twice_is_written_once() -> None:
@@ -318,6 +335,41 @@ class Odd(Topology):
     numbers = Numbers.spec()
     write = WriteOdd.spec(inputs=[numbers])
     note = Note.spec(inputs={write["rejected"]: Grouping.GLOBAL})
+
+
+class WriteBoth(Write):
+    record_id = ("key", "n")
+
+
+class Both(Topology):
+    numbers = Numbers.spec()
+    write = WriteBoth.spec(inputs=[numbers])
+
+
+class WriteKey(Write):
+    record_id = "key"
+
+
+class ByKey(Topology):
+    numbers = Numbers.spec()
+    write = WriteKey.spec(inputs=[numbers])
+
+
+@pytest.mark.parametrize(
+    ("topology", "rows", "ids"),
+    [
+        (Both, [["a/b", "c"], ["a", "b/c"], ["a", "b%2Fc"], ["", ""]], ["a/b/c", "a/b%2Fc", "a/b%252Fc", "/"]),
+        (Both, [["topic/x%[0]", 17]], ["topic/x%[0]/17"]),
+        (ByKey, [["a/b%", 1], ["", 2]], ["a/b%", ""]),
+        (Often, [["a", 1]], [None]),
+    ],
+)
+def test_records_have_different_ids(topology: type[Topology], rows: list[Any], ids: list[str | None]) -> None:
+    global STORE
+    STORE = Store()
+    with TopologyHarness(topology, {"numbers": rows}, simulated=True) as harness:
+        assert len(harness.advance(4).acked["numbers"]) == len(rows)
+    assert STORE.ids == ids
 
 
 def test_exactly_once_needs_ids_and_a_sink_with_tokens() -> None:

@@ -294,6 +294,37 @@ def test_records_of_a_queue_are_acked_one_by_one_and_the_rest_is_returned() -> N
     assert sorted(World.acked) == [0, 1, 2, 4, 5, 6, 7, 8, 9] and World.nacked == [3]
 
 
+@dataclass
+class AwayQueue(Queue):
+    """A queue that cannot be told at first."""
+
+    def ack(self, handles: Sequence[Any]) -> None:
+        if World.error is not None:
+            raise World.error
+        super().ack(handles)
+
+
+def test_what_a_queue_could_not_be_told_it_is_told_later() -> None:
+    World.reset()
+    World.error = ConnectionError("the queue is away")
+    with TopologyHarness(topology(AwayQueue())) as harness:
+        run_until(harness, lambda: len(World.seen) == 10 and harness.errors)
+        assert [str(error) for _, error in harness.errors] == ["the queue is away"] and World.acked == []
+        World.error = None
+        run_until(harness, lambda: len(World.acked) == 10)
+    assert sorted(World.acked) == list(range(10)) and World.nacked == []
+
+
+def test_many_blocked_partitions_stop_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_spout, "_BATCH", 4)
+    World.reset(**{f"a{n}": [b"0"] * 40 for n in range(8)}, b=[b"%d" % n for n in range(1, 100)])
+    World.bad = {0}
+    with TopologyHarness(topology(OnLoop(step=4), on_poison="block", max_open=2)) as harness:
+        run_until(harness, lambda: World.committed.get("b") == 99)
+        # Of each that is blocked, little more was read than its bound.
+        assert all(harness.tasks("records")[0]._source.at[f"a{n}"] <= 8 for n in range(8))
+
+
 def test_lag_by_partition_is_in_the_statistics() -> None:
     World.reset(a=[b"1"] * 4, b=[b"1"])
     with TopologyHarness(topology(OnLoop()), simulated=True, start_ms=5000) as harness:
