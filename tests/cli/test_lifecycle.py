@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -31,6 +33,7 @@ from storm_rigs.processes import processes_of
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
 
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
+ALONE = ["--conf", "topology.master.single.worker=true"]
 SMALL = ["--conf", "wordcount.files=3", "--conf", "wordcount.limit=300"]
 SECRET, PASSWORD = "planted-secret-of-the-cluster-4711", "planted-zookeeper-password"
 GIVEN = "nimbus.monitor.backstop.secs"
@@ -151,18 +154,18 @@ def test_conf_given_to_dev_reaches_clients(cluster: LocalCluster) -> None:
 
 def test_submit_waits_until_all_tasks_run(cluster: LocalCluster) -> None:
     # Dagster's first run of a busy machine may be launched too late: then the same token is sent again.
-    command = (str(WORDCOUNT), "--name", "wc", "--token", "first", "--conf", "topology.workers=2", *SMALL)
+    command = (str(WORDCOUNT), "--name", "wc", "--token", "first", "--conf", "topology.workers=2", *SMALL, *ALONE)
     done = eventually(lambda: cluster.cli("submit", *command), 300, "the first submission", ignore=(Unavailable,))
     assert set(done) == {"id", "name", "status", "run_id", "seconds"}
     assert done["name"] == "wc" and done["status"] == "ACTIVE" and done["id"].startswith("wc-")
     shown = cluster.cli("show", "wc")
-    assert shown["id"] == done["id"] and len(shown["workers"]) == 2
+    assert shown["id"] == done["id"] and len(shown["workers"]) == 3, "its own two, and the topology master's"
     assert {"id", "name", "status", "uptime_secs", "workers", "tasks", "components", "errors"} <= set(shown)
     assert all(task["status"] == "running" and set(task["stats"]) >= TASK_STATS for task in shown["tasks"])
     assert cluster.cli("explain", "wc")["planner"] == "pyspark"
     row = cluster.cli("list")["topologies"][0]
     assert set(row) >= {"id", "name", "status", "uptime_secs", "workers", "executors", "tasks"}
-    assert row["workers"] == 2 and row["tasks"] == len(shown["tasks"])
+    assert row["workers"] == 3 and row["tasks"] == len(shown["tasks"])
 
 
 def test_pages_and_pictures_show_the_topology(cluster: LocalCluster) -> None:
@@ -293,8 +296,38 @@ def test_a_rebalance_changes_workers_and_executors(cluster: LocalCluster) -> Non
     done = cluster.cli("rebalance", "wc", "-n", "3", "-w", "0", "-e", "split=3")
     assert done["status"] == "ACTIVE"
     shown = cluster.show("wc")
-    assert len(shown["workers"]) == 3
+    assert len(shown["workers"]) == 4
     assert sum(task["component"] == "split" for task in shown["tasks"]) == 3
+
+
+def test_an_upgrade_replaces_one_worker_and_then_the_others(cluster: LocalCluster, tmp_path: Path) -> None:
+    def workers(status: str) -> list[dict[str, Any]] | None:
+        """Those of the topology's own tasks, once it has that status and each shows the version of its code."""
+        shown = cluster.show("wc")
+        master = next(task["id"] for task in shown["tasks"] if task["component"] == "__topology_master")
+        found = [worker for worker in shown["workers"] if master not in worker["tasks"]]
+        return found if shown["status"] == status and all(worker["version"] for worker in found) else None
+
+    def versions(status: str) -> list[str]:
+        found = eventually(lambda: workers(status), 120, f"wc {status}", ignore=(Unavailable,), interval=0.2)
+        return [worker["version"] for worker in found or ()]
+
+    (old,) = set(versions("ACTIVE"))
+    newer = tmp_path / "wordcount.py"
+    newer.write_text(WORDCOUNT.read_text() + "\nVERSION = 2\n")
+    assert cluster.cli("gray-upgrade", "wc", str(newer), "-n", "1")["status"] == "UPGRADING"
+    assert sorted(version == old for version in versions("UPGRADING")) == [False, True, True]
+    # One that was not upgraded comes back with the former code.
+    victim = next(worker for worker in workers("UPGRADING") or () if worker["version"] == old)
+    os.kill(victim["pid"], signal.SIGKILL)
+
+    def again() -> bool:
+        same = [worker for worker in workers("UPGRADING") or () if worker["port"] == victim["port"]]
+        return [worker["version"] for worker in same] == [old] and same[0]["pid"] not in (None, victim["pid"])
+
+    eventually(again, 60, "the killed worker with the former code", ignore=(Unavailable,))
+    cluster.cli("gray-upgrade", "wc", "-n", "9")
+    assert old not in versions("ACTIVE")
 
 
 def test_output_for_people_has_no_traceback(cluster: LocalCluster) -> None:

@@ -60,7 +60,7 @@ def pids(document: dict[str, Any]) -> dict[str, int]:
     return {f"{worker['node']}:{worker['port']}": worker["pid"] for worker in document["workers"]}
 
 
-@pytest.mark.long  # tests/cluster/test_upgrades.py kills one of a smaller count
+@pytest.mark.long  # tests/cli/test_lifecycle.py and tests/worker/test_state_processes.py kill one in every run
 def test_a_worker_killed_while_counting_costs_no_count(cluster: LocalCluster, expected: Counter[str]) -> None:
     submit(cluster, "worker")
     wait_for_some(cluster, "worker", 500)

@@ -118,6 +118,7 @@ def wait_until_stable(cluster: LocalCluster, name: str, status: str = "ACTIVE") 
     return found
 
 
+@pytest.mark.long
 def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
     cluster: LocalCluster, code: dict[str, str], expected: Counter[str]
 ) -> None:

@@ -40,6 +40,8 @@ class LeftoverProcesses:
                 if process.pid in self.ours or process.status() == psutil.STATUS_ZOMBIE:
                     continue
                 command = " ".join(process.cmdline())
+                if "from multiprocessing" in command and process.ppid() in self.ours:
+                    continue  # The servers of multiprocessing end with the process that uses them.
                 marked = process.environ().get(MARK) == self.mark
             except psutil.Error:
                 continue

@@ -24,6 +24,10 @@ TOGETHER = {
         *("tests/spark/", "tests/dagster/test_spark.py", "tests/dagster/test_streams_and_batch.py"),
         *("tests/dagster/test_postgres.py", "tests/spark_components/"),
     ),
+    "the shared webserver of Dagster": (
+        *("tests/nimbus/test_leader_work.py", "tests/nimbus/test_dagster_client.py"),
+        "tests/nimbus/test_dagster_access.py",
+    ),
 }
 """Group -> beginnings of the paths of its modules, in their order."""
 
@@ -31,6 +35,7 @@ FIRST = (
     *TOGETHER["the shared cluster"],
     "tests/cli/test_lifecycle.py",
     *TOGETHER["the shared Spark server"],
+    *TOGETHER["the shared webserver of Dagster"],
     *("tests/cluster/", "tests/dagster/", "tests/operations/"),
     *("tests/simulation/", "tests/launcher/", "tests/supervisor/"),
     *(
