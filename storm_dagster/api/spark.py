@@ -237,7 +237,7 @@ class SparkSpout(Spout):
             if lost:
                 self._stop_query()
             self._query = None
-            if is_session_loss(error) and not isinstance(error, StormDagsterError):
+            if not isinstance(error, StormDagsterError) and is_session_loss(error, self._session):
                 drop_worker_session(self._conf, self._session, self._code)
             self._retry_at = now + (_MOST_PAUSE_SECS if lost else self._pause)
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
@@ -259,7 +259,7 @@ class SparkSpout(Spout):
                     self._bound().count_batch(int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6))
 
     def _typed(self, error: Exception) -> StormDagsterError:
-        return query_error(error, self._what, self.checkpoint, self._version)
+        return query_error(error, self._what, self.checkpoint, self._version, self._session)
 
     def _start_query(self) -> Any:
         session = self._session = worker_session(self._conf, self._archive, self._code)

@@ -135,7 +135,7 @@ class SparkBolt(Bolt):
                 self._run_part(part)
             except Exception as error:
                 first = first or error
-                if is_session_loss(error):
+                if is_session_loss(error, self._session):
                     drop_worker_session(self._conf, self._session)
                     error = Unavailable(str(error))
                 if self._emitted or isinstance(error, Unavailable | _WrongResult):

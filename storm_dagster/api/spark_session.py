@@ -64,9 +64,16 @@ class ErrorsOnce:
         self._reported.clear()
 
 
-def is_session_loss(error: BaseException) -> bool:
-    """Whether the error means that the session or its server is gone, so that a new session is needed."""
-    return _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
+def is_session_loss(error: BaseException, session: Any) -> bool:
+    """Whether the error means that the session or its server is gone, so that a new session is needed.
+
+    A row or an error of the user's may have such a text too, so that the session is asked, unless it is ``None``.
+    """
+    similar = _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
+    try:
+        return similar and (session is None or session.range(1).count() != 1)
+    except Exception:
+        return True
 
 
 def again_if_slow(call: Callable[[], Any]) -> Any:
@@ -100,7 +107,9 @@ def is_taken(error: BaseException) -> bool:
     return _TAKEN.search(str(error)) is not None
 
 
-def query_error(error: BaseException, what: str, checkpoint: str, version: str) -> StormDagsterError:
+def query_error(
+    error: BaseException, what: str, checkpoint: str, version: str, session: Any = None
+) -> StormDagsterError:
     """The error of a streaming query in one sentence with the remedy. ``what`` names component, task and function.
 
     :class:`InvalidTopology` if the query is wrong whenever it runs, :class:`Conflict` if another run has its checkpoint,
@@ -116,7 +125,7 @@ def query_error(error: BaseException, what: str, checkpoint: str, version: str) 
         return Unavailable(
             f"{what}: no Python process of Spark's started within 10 s, so its host is too busy ({cause})"
         )
-    if is_session_loss(error) and "STREAM_FAILED" not in text:
+    if "STREAM_FAILED" not in text and is_session_loss(error, session):
         return Unavailable(f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint")
     if _CHANGED.search(text):
         return InvalidTopology(

@@ -67,6 +67,13 @@ def broken(frame: Any) -> Any:
     raise RuntimeError("the database is down")
 
 
+def refused(frame: Any) -> Any:
+    """Raises for a row as a client of another service does that is down."""
+    CALLS.append((frame.count(), ""))
+    if "refused" in [row[0] for row in frame.collect()]:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
 def exits(frame: Any) -> Any:
     raise SystemExit(3)
 
@@ -140,6 +147,24 @@ def test_a_bad_row_alone_is_named(bolt_of: Callable[..., Any]) -> None:
     bolt = bolt_of("parsed", ["n"], schema="text string", batch_tuples=1)
     assert run(bolt, ["no number"]) == bolt._collector.failed
     assert "fails with the row {'text': 'no number'} alone" in str(bolt._collector.errors[0])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("function", "outputs", "text"), [("parsed", ["n"], "UNAVAILABLE"), ("refused", [], "refused")], ids=["row", "error"]
+)
+def test_a_row_or_an_error_that_reads_like_a_lost_spark_fails_alone_in_the_same_session(
+    bolt_of: Callable[..., Any], function: str, outputs: list[str], text: str
+) -> None:
+    bolt = bolt_of(function, outputs, schema="text string", batch_tuples=5)
+    run(bolt, list("01234"))
+    session = bolt._session
+    tuples = run(bolt, ["0", "1", text, "3", "4"])
+    assert bolt._collector.failed == [tuples[2]]
+    assert len(bolt._collector.acked) == 9
+    assert f"fails with the row {{'text': '{text}'}} alone" in str(bolt._collector.errors[0])
+    run(bolt, list("01234"))
+    assert bolt._session is session
 
 
 @pytest.mark.spark
