@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.host import needs
 from storm_dagster.model.spark_remote import add_python_archive, query_session_id, remote_with_session, with_spark_token
@@ -262,8 +263,9 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
         builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
         return builder.config(map={"spark.ui.enabled": "false", **extra}).getOrCreate()
     except Exception as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Unavailable(
-            f"Spark at {url} does not answer ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
+            f"Spark at {mask_text(url)} does not answer ({mask_text(why)}): "
             "start it, or set topology.spark.remote / spark.master to one that runs"
         ) from error
 
