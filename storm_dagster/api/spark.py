@@ -86,6 +86,8 @@ class SparkSpout(Spout):
         self._emits = True
         """Whether rows of the query become tuples."""
         self._query: Any = None
+        self._halting = False
+        """Whether queries of its name are to end."""
         self._session: Any = None
         self._version = ""
         """Of the Spark that ran the query last."""
@@ -197,16 +199,17 @@ class SparkSpout(Spout):
             self._endpoint.close()
         self._stop_query()
 
-    def _stop_query(self) -> None:
+    def _stop_query(self) -> bool:
+        """Whether it had one, which has ended."""
         query, self._query = self._query, None
-        if query is not None:
-            try:
-                # In a shared session it is also the query of the task that took it over.
-                if self._code:
-                    self._checkpoint_owner.check(self._session)
-                query.stop()
-            except Exception as error:
-                _log.info("the query of %s was not stopped: %s", self.source, error)
+        try:
+            # In a shared session it is also the query of the task that took it over.
+            if query is not None and self._code:
+                self._checkpoint_owner.check(self._session)
+            return query is not None and query.stop() is None
+        except Exception as error:
+            _log.info("the query of %s was not stopped: %s", self.source, error)
+            return False
 
     def _keep_query(self) -> None:
         """Start the query, report its progress, and restart it with back-off when it ended."""
@@ -230,7 +233,8 @@ class SparkSpout(Spout):
                 if ended is not None:
                     raise self._typed(ended)
             self._query = self._start_query()
-            self._newest.setdefault(self._query.runId, -1)
+            if self._query is not None:
+                self._newest.setdefault(self._query.runId, -1)
             self._check_at = now + _CHECK_SECS
         except Exception as error:
             lost = isinstance(error, Conflict)
@@ -266,19 +270,23 @@ class SparkSpout(Spout):
         # Asked now: a session that is lost answers no more.
         self._version = session.version
         running = [query for query in session.streams.active if query.name == self._query_name]
-        if running and not self._emits:
+        if running and not self._emits and not self._halting:
             self._checkpoint_owner.take(session)
             _log.info("%s goes on: run %s", self._what, running[0].runId)
             if running[0].runId not in self._newest:
                 # What ended before is in the statistics of the task that started it.
                 new_reports(running[0], self._newest)
             return running[0]
-        writer = self._writer(self._frame(session))
+        writer = None if self._halting else self._writer(self._frame(session))
         # Nothing is written before the query is known to be one.
-        self._checkpoint_owner.take(session)
+        if running or writer is not None:
+            self._checkpoint_owner.take(session)
         for query in running:
-            # Its rows go to a task that is gone.
+            # Its rows go to a task that is gone, or its topology is inactive.
             query.stop()
+        if writer is None:
+            self._halting = False
+            return None
         writer = writer.queryName(self._query_name).option("checkpointLocation", self.checkpoint)
         return again_if_slow(lambda: self._run(writer.trigger(processingTime=self.trigger)))
 

@@ -81,7 +81,17 @@ class SparkQuery(SparkSpout):
     def deactivate(self) -> None:
         """Stop the query, unless its rows go to the topology: then Spark waits for the open batch."""
         if not self._emits:
-            self._stop_query()
+            # After an error one may go on unknown to this task, or one of the task before it: they are sought.
+            self._halting = not self._stop_query() and bool(self._code or self._session)
+            self._retry_at = 0.0
+
+    def activate(self) -> None:
+        """Let the query start again."""
+        self._halting, self._retry_at = False, 0.0
+
+    def _on_clock(self) -> None:
+        if self._halting:
+            self._keep_query()
 
     def _writer(self, frame: Any) -> Any:
         if self._emits:

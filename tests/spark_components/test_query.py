@@ -413,6 +413,38 @@ def test_the_query_of_an_owner_that_was_killed_goes_on_and_ends_with_its_topolog
     assert not query._collector.errors
 
 
+@pytest.mark.parametrize("unknown", ["after-an-error", "stop-fails", "predecessor"])
+def test_an_inactive_topology_has_no_running_query(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("the network is down")
+
+    query = make("lines", path=str(tmp_path / "out"), version=1)
+    run_until(query, lambda: query._query is not None, "the query")
+    session, running = query._session, query._query
+    if unknown == "after-an-error":
+        with monkeypatch.context() as patch:
+            patch.setattr(query, "_report_progress", fails)
+            query._retry_at = 0.0
+            query.next_tuple()
+        assert query._query is None
+    elif unknown == "stop-fails":
+        monkeypatch.setattr(running, "stop", fails)
+    else:
+        # Its worker was killed, and the next one opens while the topology is inactive.
+        query._query = None
+        query = make("lines", path=str(tmp_path / "out"), version=2)
+    query.deactivate()
+    # What its thread calls ten times a second, also while the topology is inactive.
+    query._on_clock()
+    assert [one.name for one in session.streams.active if one.name == "query/lines"] == []
+    query.activate()
+    write(tmp_path / "in", "one")
+    run_until(query, lambda: query._collector.written == [1], "the row after the pause")
+    assert query._query.runId != running.runId
+
+
 def test_a_checkpoint_of_another_component_is_refused_with_its_name(make: Callable[..., Any], tmp_path: Path) -> None:
     first = make("lines", path=str(tmp_path / "out"))
     write(tmp_path / "in", "one")
