@@ -95,6 +95,8 @@ def bolt_of(spark_remote: str) -> Iterator[Callable[..., Any]]:
     def make(function: str, outputs: list[str], **args: Any) -> Any:
         builder = TopologyBuilder("rows")
         builder.set_spout("lines", "rows:Lines", outputs=["text"])
+        builder.set_spout("people", "rows:People", outputs=["name", "city"])
+        builder.set_spout("places", "rows:Places", outputs=["city", "name"])
         builder.set_bolt("parse", SparkBolt, inputs="lines", args={"function": "x:y"}, outputs=outputs)
         bolt: Any = SparkBolt(**{"function": f"{__name__}:{function}", **args})
         bolt._collector = Recorder()
@@ -151,7 +153,9 @@ def test_a_bad_row_alone_is_named(bolt_of: Callable[..., Any]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("function", "outputs", "text"), [("parsed", ["n"], "UNAVAILABLE"), ("refused", [], "refused")], ids=["row", "error"]
+    ("function", "outputs", "text"),
+    [("parsed", ["n"], "UNAVAILABLE"), ("refused", [], "refused")],
+    ids=["row", "error"],
 )
 def test_a_row_or_an_error_that_reads_like_a_lost_spark_fails_alone_in_the_same_session(
     bolt_of: Callable[..., Any], function: str, outputs: list[str], text: str
@@ -201,6 +205,28 @@ def test_a_value_of_another_type_does_not_stop_the_batch(bolt_of: Callable[..., 
     assert bolt._collector.failed == [tuples[3]]
     assert "{'n': 'four'}" in str(bolt._collector.errors[0])
     assert sorted(bolt._collector.emitted) == [[n] for n in (1, 2, 3, 5, 6, 7, 8)]
+
+
+@pytest.mark.spark
+def test_streams_with_other_fields_are_refused_without_a_schema(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("same", ["city"], batch_tuples=2)
+    people, places = (
+        [Tuple(n, name, "default", 1, [*values]) for n, values in enumerate((["Ann", "Rome"], ["Bob", "Oslo"]))]
+        for name in ("people", "places")
+    )
+    for tup in (people[0], places[0], *people):
+        bolt.process(tup)
+    done = bolt._collector
+    assert (done.failed, done.acked) == ([people[0], places[0]], people)
+    assert done.emitted == [["Rome"], ["Oslo"]], "what is of one stream has its names"
+    assert [str(error) for error in done.errors] == [
+        f"component 'parse', task 2: {__name__}:same reads the fields ['name', 'city'] and "
+        "['city', 'name']: name its columns in schema"
+    ]
+    bolt = bolt_of("same", ["city"], batch_tuples=2, schema="name string, city string")
+    bolt.process(people[0])
+    bolt.process(places[1])
+    assert bolt._collector.emitted == [["Rome"], ["Oslo"]]
 
 
 @pytest.mark.spark
