@@ -82,12 +82,11 @@ class SparkSpout(Spout):
         self.columns: tuple[str, ...] = tuple(columns)
         self.trigger = trigger
         self.chunk_rows = chunk_rows
-        self._endpoint: BatchEndpoint | None = None
+        self._endpoint: Any = None
         self._emits = True
         """Whether rows of the query become tuples."""
         self._query: Any = None
         self._halting = False
-        """Whether queries of its name are to end."""
         self._session: Any = None
         self._version = ""
         """Of the Spark that ran the query last."""
@@ -128,7 +127,7 @@ class SparkSpout(Spout):
             return
         if not self.columns:
             self.columns = tuple(context.output_fields())
-        self._endpoint = BatchEndpoint(context.host, chunk_rows=self.chunk_rows)
+        self._endpoint = BatchEndpoint(context.host)
         if self._owner:
             self._endpoint.others = self._peer_addresses
 
@@ -137,8 +136,7 @@ class SparkSpout(Spout):
         endpoint = self._endpoint
         if not self._owner:
             self._announce_address()
-        row = endpoint.take() if endpoint is not None else None
-        if endpoint is not None and row is not None:
+        if endpoint is not None and (row := endpoint.take()) is not None:
             row_id, stream, values = row
             if stream == FUSED_COUNTS:
                 self._bound().count_batch(**json.loads(values[0]))
@@ -155,18 +153,15 @@ class SparkSpout(Spout):
 
     def ack(self, tup_id: str) -> None:
         """Ack the row."""
-        if self._endpoint is not None:
-            self._endpoint.ack(tup_id)
+        self._endpoint.ack(tup_id)
 
     def fail(self, tup_id: str) -> None:
         """Emit the row again."""
-        if self._endpoint is not None:
-            self._endpoint.fail(tup_id)
+        self._endpoint.fail(tup_id)
 
     def _announce_address(self) -> None:
         """Send this task's address to the owner, repeatedly, since a message may be lost."""
-        now = time.monotonic()
-        endpoint = self._endpoint
+        now, endpoint = time.monotonic(), self._endpoint
         if now < self._announce_at or endpoint is None:
             return
         self._announce_at = now + _ANNOUNCE_SECS
@@ -189,8 +184,7 @@ class SparkSpout(Spout):
 
     def _peer_addresses(self) -> list[tuple[str, int]]:
         """Addresses of the other tasks' endpoints. Called by a thread of the endpoint."""
-        now = time.monotonic()
-        known = sorted(self._others.copy().items())
+        now, known = time.monotonic(), sorted(self._others.copy().items())
         return [(host, port) for _, (host, port, heard_at) in known if now - heard_at < _FORGET_SECS]
 
     def close(self) -> None:
@@ -233,8 +227,7 @@ class SparkSpout(Spout):
                 if ended is not None:
                     raise self._typed(ended)
             self._query = self._start_query()
-            if self._query is not None:
-                self._newest.setdefault(self._query.runId, -1)
+            self._newest.setdefault(getattr(self._query, "runId", ""), -1)
             self._check_at = now + _CHECK_SECS
         except Exception as error:
             lost = isinstance(error, Conflict)
@@ -305,7 +298,6 @@ class SparkSpout(Spout):
     def _writer(self, frame: Any) -> Any:
         """The ``DataStreamWriter`` with the sink: here, the tasks of this component."""
         endpoint = self._endpoint
-        assert endpoint is not None
         missing = [name for name in self.columns if name not in frame.columns]
         if missing:
             raise InvalidTopology(
@@ -313,13 +305,9 @@ class SparkSpout(Spout):
                 f"add {missing} to the DataFrame or remove them from outputs"
             )
         chain = self._conf.get(CHAIN_KEY)
-        tables = (
-            make_chain({**chain, "columns": self.columns}, self._archive_to_ship(), FUSED_COUNTS) if chain else None
-        )
-        deliver = make_deliver(
-            endpoint.host, endpoint.port, endpoint.secret, self.columns, self.chunk_rows, tables=tables
-        )
-        return frame.writeStream.foreachBatch(deliver)
+        tables = chain and make_chain({**chain, "columns": self.columns}, self._archive_to_ship(), FUSED_COUNTS)
+        to = endpoint.host, endpoint.port, endpoint.secret
+        return frame.writeStream.foreachBatch(make_deliver(*to, self.columns, self.chunk_rows, tables=tables))
 
     def _archive_to_ship(self) -> bytes:
         """The topology's archive for functions of batches; empty for a classic session, which calls them in this process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import date
 from decimal import Decimal
@@ -15,6 +16,7 @@ from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_session import drop_worker_session
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.waiting import eventually
 
 CALLS: list[tuple[int, str]] = []
@@ -277,8 +279,6 @@ def endpoint() -> Iterator[BatchEndpoint]:
 
 
 def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     sizes: list[int] = []
     add_rows = endpoint._add_rows
     monkeypatch.setattr(endpoint, "_add_rows", lambda batch, raw: (sizes.append(len(raw)), add_rows(batch, raw)))
@@ -303,11 +303,12 @@ def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytes
     assert endpoint.batches_done == 1
 
 
-def test_a_row_that_no_worker_takes_is_an_error_with_the_remedy(
-    endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storm_dagster.api.spark_bridge._MOST_CHUNK_BYTES", 10_000)
-    table = pa.table({"text": ["b" * 20_000]})
-    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000, chunk_bytes=1_000)
-    with pytest.raises(ValueError, match=r"a row of micro-batch 7 has 20,\d+ bytes, a worker takes 10,000: filter it"):
+def test_a_row_that_no_worker_takes_is_an_error_with_the_remedy(endpoint: BatchEndpoint) -> None:
+    # As a tuple it would fit into no frame between workers.
+    table = pa.table({"text": ["b" * MAX_FRAME_BYTES]})
+    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000)
+    patience = threading.Timer(20, endpoint.close)
+    patience.start()
+    with pytest.raises(ValueError, match=r"micro-batch 7 has 67,\d+,\d+ bytes, a worker takes 62,914,560: filter it"):
         deliver(Frame(table), 7)
+    patience.cancel()
