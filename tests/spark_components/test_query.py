@@ -428,7 +428,7 @@ def test_an_inactive_topology_has_no_running_query(
             patch.setattr(query, "_report_progress", fails)
             query._retry_at = 0.0
             query.next_tuple()
-        assert query._query is None
+        assert not query._query
     elif unknown == "stop-fails":
         monkeypatch.setattr(running, "stop", fails)
     else:
@@ -550,7 +550,13 @@ def test_two_components_with_one_checkpoint_are_refused_when_the_topology_is_bui
 
 def test_the_lag_is_what_a_source_reports_or_the_distance_of_its_offsets() -> None:
     report: dict[str, Any] = {"batchId": 4, "durationMs": {"triggerExecution": 20}}
-    kafka = {"numInputRows": 2, "inputRowsPerSecond": 1.5, "metrics": {"maxOffsetsBehindLatest": "7"}}
+    kafka = {
+        "numInputRows": 2,
+        "inputRowsPerSecond": 1.5,
+        "endOffset": {"orders": {"0": 10, "1": 4}, "returns": {"0": 8}},
+        "latestOffset": {"orders": {"0": 14, "1": 6, "2": 1}, "returns": {"0": 8}},
+        "metrics": {"avgOffsetsBehindLatest": "2.0", "maxOffsetsBehindLatest": "4", "minOffsetsBehindLatest": "0"},
+    }
     rate = {"numInputRows": 3, "latestOffset": "12", "endOffset": "10", "metrics": {}}
     assert metrics_of({**report, "sources": [kafka, rate]}) == {
         "batch_id": 4,
