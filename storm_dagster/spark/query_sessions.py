@@ -29,8 +29,7 @@ def end_query_session(remote: str, code: str, token: str | None = None) -> None:
     except subprocess.TimeoutExpired:
         reason = f"it takes more than {_MOST_SECS:g} s"
     if reason:
-        text = f"the Spark server did not end the queries of {code} ({reason}): restart it if they matter"
-        raise Unavailable(mask_text(text))
+        raise Unavailable(mask_text(f"Spark did not end the queries of {code} ({reason}): restart it if they matter"))
 
 
 def main() -> None:

@@ -130,13 +130,11 @@ def open_classic(master: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("storm-dagster")  # pyright: ignore[reportAttributeAccessIssue]
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings: dict[str, Any] = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
         settings |= {"spark.sql.shuffle.partitions": "4", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return builder.config(map=settings).getOrCreate()
 
 
 def forget_session(session: SparkSession | None, *, release: bool = False) -> None:
@@ -163,7 +161,7 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
     """
     outcome = in_thread("storm-spark-call", function)
     if not wait([outcome], seconds).done:
-        raise Unavailable(f"{mask_text(what)} did not answer within {seconds:g} s: see the Spark server's log, try again")
+        raise Unavailable(f"{mask_text(what)} did not answer within {seconds:g} s: see the server's log, try again")
     try:
         return outcome.result()
     except Exception as error:
