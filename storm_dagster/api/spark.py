@@ -82,10 +82,11 @@ class SparkSpout(Spout):
         self.columns: tuple[str, ...] = tuple(columns)
         self.trigger = trigger
         self.chunk_rows = chunk_rows
-        self._endpoint: BatchEndpoint | None = None
+        self._endpoint: Any = None
         self._emits = True
         """Whether rows of the query become tuples."""
         self._query: Any = None
+        self._halting = False
         self._session: Any = None
         self._version = ""
         """Of the Spark that ran the query last."""
@@ -126,7 +127,7 @@ class SparkSpout(Spout):
             return
         if not self.columns:
             self.columns = tuple(context.output_fields())
-        self._endpoint = BatchEndpoint(context.host, chunk_rows=self.chunk_rows)
+        self._endpoint = BatchEndpoint(context.host)
         if self._owner:
             self._endpoint.others = self._peer_addresses
 
@@ -135,8 +136,7 @@ class SparkSpout(Spout):
         endpoint = self._endpoint
         if not self._owner:
             self._announce_address()
-        row = endpoint.take() if endpoint is not None else None
-        if endpoint is not None and row is not None:
+        if endpoint is not None and (row := endpoint.take()) is not None:
             row_id, stream, values = row
             if stream == FUSED_COUNTS:
                 self._bound().count_batch(**json.loads(values[0]))
@@ -153,18 +153,15 @@ class SparkSpout(Spout):
 
     def ack(self, tup_id: str) -> None:
         """Ack the row."""
-        if self._endpoint is not None:
-            self._endpoint.ack(tup_id)
+        self._endpoint.ack(tup_id)
 
     def fail(self, tup_id: str) -> None:
         """Emit the row again."""
-        if self._endpoint is not None:
-            self._endpoint.fail(tup_id)
+        self._endpoint.fail(tup_id)
 
     def _announce_address(self) -> None:
         """Send this task's address to the owner, repeatedly, since a message may be lost."""
-        now = time.monotonic()
-        endpoint = self._endpoint
+        now, endpoint = time.monotonic(), self._endpoint
         if now < self._announce_at or endpoint is None:
             return
         self._announce_at = now + _ANNOUNCE_SECS
@@ -187,8 +184,7 @@ class SparkSpout(Spout):
 
     def _peer_addresses(self) -> list[tuple[str, int]]:
         """Addresses of the other tasks' endpoints. Called by a thread of the endpoint."""
-        now = time.monotonic()
-        known = sorted(self._others.copy().items())
+        now, known = time.monotonic(), sorted(self._others.copy().items())
         return [(host, port) for _, (host, port, heard_at) in known if now - heard_at < _FORGET_SECS]
 
     def close(self) -> None:
@@ -197,16 +193,17 @@ class SparkSpout(Spout):
             self._endpoint.close()
         self._stop_query()
 
-    def _stop_query(self) -> None:
+    def _stop_query(self) -> bool:
+        """Whether it had one, which has ended."""
         query, self._query = self._query, None
-        if query is not None:
-            try:
-                # In a shared session it is also the query of the task that took it over.
-                if self._code:
-                    self._checkpoint_owner.check(self._session)
-                query.stop()
-            except Exception as error:
-                _log.info("the query of %s was not stopped: %s", self.source, error)
+        try:
+            # In a shared session it is also the query of the task that took it over.
+            if query is not None and self._code:
+                self._checkpoint_owner.check(self._session)
+            return query is not None and query.stop() is None
+        except Exception as error:
+            _log.info("the query of %s was not stopped: %s", self.source, error)
+            return False
 
     def _keep_query(self) -> None:
         """Start the query, report its progress, and restart it with back-off when it ended."""
@@ -230,14 +227,14 @@ class SparkSpout(Spout):
                 if ended is not None:
                     raise self._typed(ended)
             self._query = self._start_query()
-            self._newest.setdefault(self._query.runId, -1)
+            self._newest.setdefault(getattr(self._query, "runId", ""), -1)
             self._check_at = now + _CHECK_SECS
         except Exception as error:
             lost = isinstance(error, Conflict)
             if lost:
                 self._stop_query()
             self._query = None
-            if is_session_loss(error) and not isinstance(error, StormDagsterError):
+            if not isinstance(error, StormDagsterError) and is_session_loss(error, self._session):
                 drop_worker_session(self._conf, self._session, self._code)
             self._retry_at = now + (_MOST_PAUSE_SECS if lost else self._pause)
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
@@ -259,26 +256,30 @@ class SparkSpout(Spout):
                     self._bound().count_batch(int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6))
 
     def _typed(self, error: Exception) -> StormDagsterError:
-        return query_error(error, self._what, self.checkpoint, self._version)
+        return query_error(error, self._what, self.checkpoint, self._version, self._session)
 
     def _start_query(self) -> Any:
         session = self._session = worker_session(self._conf, self._archive, self._code)
         # Asked now: a session that is lost answers no more.
         self._version = session.version
         running = [query for query in session.streams.active if query.name == self._query_name]
-        if running and not self._emits:
+        if running and not self._emits and not self._halting:
             self._checkpoint_owner.take(session)
             _log.info("%s goes on: run %s", self._what, running[0].runId)
             if running[0].runId not in self._newest:
                 # What ended before is in the statistics of the task that started it.
                 new_reports(running[0], self._newest)
             return running[0]
-        writer = self._writer(self._frame(session))
+        writer = None if self._halting else self._writer(self._frame(session))
         # Nothing is written before the query is known to be one.
-        self._checkpoint_owner.take(session)
+        if running or writer is not None:
+            self._checkpoint_owner.take(session)
         for query in running:
-            # Its rows go to a task that is gone.
+            # Its rows go to a task that is gone, or its topology is inactive.
             query.stop()
+        if writer is None:
+            self._halting = False
+            return None
         writer = writer.queryName(self._query_name).option("checkpointLocation", self.checkpoint)
         return again_if_slow(lambda: self._run(writer.trigger(processingTime=self.trigger)))
 
@@ -297,7 +298,6 @@ class SparkSpout(Spout):
     def _writer(self, frame: Any) -> Any:
         """The ``DataStreamWriter`` with the sink: here, the tasks of this component."""
         endpoint = self._endpoint
-        assert endpoint is not None
         missing = [name for name in self.columns if name not in frame.columns]
         if missing:
             raise InvalidTopology(
@@ -305,13 +305,9 @@ class SparkSpout(Spout):
                 f"add {missing} to the DataFrame or remove them from outputs"
             )
         chain = self._conf.get(CHAIN_KEY)
-        tables = (
-            make_chain({**chain, "columns": self.columns}, self._archive_to_ship(), FUSED_COUNTS) if chain else None
-        )
-        deliver = make_deliver(
-            endpoint.host, endpoint.port, endpoint.secret, self.columns, self.chunk_rows, tables=tables
-        )
-        return frame.writeStream.foreachBatch(deliver)
+        tables = chain and make_chain({**chain, "columns": self.columns}, self._archive_to_ship(), FUSED_COUNTS)
+        to = endpoint.host, endpoint.port, endpoint.secret
+        return frame.writeStream.foreachBatch(make_deliver(*to, self.columns, self.chunk_rows, tables=tables))
 
     def _archive_to_ship(self) -> bytes:
         """The topology's archive for functions of batches; empty for a classic session, which calls them in this process."""

@@ -106,13 +106,11 @@ class SparkBolt(Bolt):
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting.append(tup)
+        full = len(self._waiting) >= self.batch_tuples
         if self.batch_bytes is not None:
             self._bytes += sum(len(v) if isinstance(v, str | bytes) else 8 for v in tup.values)
-        if (
-            len(self._waiting) >= self.batch_tuples
-            or (self.batch_bytes is not None and self._bytes >= self.batch_bytes)
-            or time.monotonic() - self._since >= self.batch_secs
-        ):
+            full = full or self._bytes >= self.batch_bytes
+        if full or time.monotonic() - self._since >= self.batch_secs:
             self._run_batch()
 
     def process_tick(self, tup: Tuple) -> None:
@@ -135,7 +133,7 @@ class SparkBolt(Bolt):
                 self._run_part(part)
             except Exception as error:
                 first = first or error
-                if is_session_loss(error):
+                if is_session_loss(error, self._session):
                     drop_worker_session(self._conf, self._session)
                     error = Unavailable(str(error))
                 if self._emitted or isinstance(error, Unavailable | _WrongResult):
@@ -244,7 +242,10 @@ class SparkBolt(Bolt):
     def _table(self, batch: list[Tuple]) -> "pa.Table":
         import pyarrow
 
-        columns = self._column_names(batch[0])
+        columns, *others = map(self._column_names, {(tup.component, tup.stream): tup for tup in batch}.values())
+        if any(other != columns for other in others):
+            fields = " and ".join(map(str, [columns, *others]))
+            raise _WrongResult(f"{self._where}: {self.function} reads the fields {fields}: name its columns in schema")
         try:
             values = list(zip(*(tup.values for tup in batch), strict=True))
         except ValueError:
@@ -267,7 +268,7 @@ class SparkBolt(Bolt):
 
 
 class _WrongResult(InvalidTopology):
-    """The function's result is wrong whatever the rows are."""
+    """The function's result, or what it reads, is wrong whatever the rows are."""
 
 
 def columns_of(schema: str) -> list[str]:

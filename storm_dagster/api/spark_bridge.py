@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 _WAIT, _DONE, _MORE, _END = b"wait", b"done", b"more", b""
 _KEEPALIVE_SECS = 2.0
 _CHUNK_BYTES = 32 * 1024 * 1024
-_MOST_CHUNK_BYTES = 256 * 1024 * 1024
+_MOST_CHUNK_BYTES = 60 * 1024 * 1024
+"""A row becomes a tuple, which has to fit into a frame between workers (``MAX_FRAME_BYTES``)."""
 _MOST_UNKNOWN = 16
 """Connections that have not proved that they know the secret; one more drops the oldest."""
 _PROOF_SECS = 10.0
@@ -176,15 +177,14 @@ class BatchEndpoint:
     """Listener for micro-batches, which keeps their rows until they are acked.
 
     The spout calls ``take``, ``ack`` and ``fail``; the rest runs in threads of the endpoint. Rows are in memory until
-    their batch is complete: at most one batch plus ``chunk_rows`` rows.
+    their batch is complete: at most one batch and one chunk.
     """
 
-    def __init__(self, host: str, *, chunk_rows: int = 5_000) -> None:
+    def __init__(self, host: str) -> None:
         self.secret: bytes = secrets.token_bytes(32)
         """Secret of the query's owner, in the function that it ships; the other tasks get the owner's."""
         self.others: Callable[[], list[tuple[str, int]]] = list
         """Addresses of the endpoints that share a batch with this one."""
-        self.chunk_rows = chunk_rows
         try:
             self._listener = Listener((host, 0), family="AF_INET", backlog=128)
         except OSError as error:
@@ -195,7 +195,7 @@ class BatchEndpoint:
         self.port: int = int(self._listener.address[1])
         self._condition = threading.Condition()
         self._batch: _OpenBatch | None = None
-        self._unknown: list[Connection] = []
+        self._unknown: dict[Connection, bool] = {}
         self._serial = 0
         self._closed = False
         self.batches_done: int = 0
@@ -223,10 +223,8 @@ class BatchEndpoint:
     def fail(self, row_id: str) -> None:
         """Queue a failed row again."""
         with self._condition:
-            if self._batch is not None:
-                row = self._batch.pending.pop(row_id, None)
-                if row is not None:
-                    self._batch.rows.append((row_id, *row))
+            if self._batch is not None and (row := self._batch.pending.pop(row_id, None)) is not None:
+                self._batch.rows.append((row_id, *row))
 
     def close(self) -> None:
         """Cancel the open batch (Spark repeats it from the checkpoint) and stop listening."""
@@ -254,23 +252,18 @@ class BatchEndpoint:
                 connection.close()
                 return
             with self._condition:
-                self._unknown.append(connection)
+                self._unknown[connection] = True
+                oldest = next(iter(self._unknown))
             if len(self._unknown) > _MOST_UNKNOWN:
-                self._hang_up(self._unknown[0])
+                self._hang_up(oldest)
             threading.Thread(target=self._serve, args=(connection,), name="spark-batch", daemon=True).start()
 
     def _hang_up(self, connection: Connection) -> None:
         """End a connection that has proved nothing yet; its thread is waiting for it."""
         with self._condition, contextlib.suppress(OSError):
-            if connection in self._unknown:
-                self._unknown.remove(connection)
+            if self._unknown.pop(connection, False):
                 with socket.socket(fileno=os.dup(connection.fileno())) as link:
                     link.shutdown(socket.SHUT_RDWR)
-
-    def _known(self, connection: Connection) -> None:
-        with self._condition:
-            if connection in self._unknown:
-                self._unknown.remove(connection)
 
     def _serve(self, connection: Connection) -> None:
         batch: _OpenBatch | None = None
@@ -283,7 +276,8 @@ class BatchEndpoint:
             answer_challenge(connection, self.secret)
             hello = json.loads(connection.recv_bytes(1024))
             patience.cancel()
-            self._known(connection)
+            with self._condition:
+                self._unknown.pop(connection, None)
             connection.send_bytes(json.dumps(self.others()).encode())
             batch = self._open()
             while True:
@@ -303,11 +297,12 @@ class BatchEndpoint:
             _log.warning("a connection of Spark ended before its batch was acked: %s", error or type(error).__name__)
         finally:
             patience.cancel()
-            self._known(connection)
-            connection.close()
             with self._condition:
+                # Nobody hangs up a number that is another connection's by then.
+                self._unknown.pop(connection, None)
                 if batch is not None and self._batch is batch:
                     self._batch = None
+            connection.close()
 
     def _open(self) -> _OpenBatch:
         """Open a batch; it replaces one that is still open, whose query run is over (Spark runs one at a time)."""

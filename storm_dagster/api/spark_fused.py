@@ -39,12 +39,14 @@ def make_loader(archive: bytes) -> Callable[[str], Any]:
     def load(reference: str) -> Any:
         import importlib
         import operator
+        import os
         import sys
         import tempfile
 
         if archive and not loaded:
-            # It lives as long as the process.
-            file: Any = tempfile.NamedTemporaryFile(suffix=".zip")  # noqa: SIM115
+            # It lives as long as the process; Spark kills that, and removes its own folders.
+            folder = next(filter(os.path.isdir, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")), None)
+            file: Any = tempfile.NamedTemporaryFile(suffix=".zip", dir=folder)  # noqa: SIM115
             loaded[""] = file
             file.write(archive)
             file.flush()
@@ -105,9 +107,10 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
         def inputs(part: Mapping[str, Any]) -> Any:
             """What the bolts and the spout before it have made, in the columns of its schema."""
             given = None
-            for source in part["sources"]:
-                if source in frames:
-                    given = frames[source] if given is None else given.union(frames[source])
+            for other in (frames[source] for source in part["sources"] if source in frames):
+                # Without a schema its columns have names alone.
+                union = given and (given.union if part["schema"] else given.unionByName)
+                given = union(other) if union else other
             if given is None or not part["schema"]:
                 return given
             types = structs.get(part["name"])

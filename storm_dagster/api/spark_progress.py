@@ -90,7 +90,7 @@ def new_reports(query: Any, newest: dict[str, int]) -> list[tuple[dict[str, Any]
 def metrics_of(report: Mapping[str, Any], now_secs: float | None = None) -> dict[str, float]:
     """The metrics of a component, of Spark's report of a batch.
 
-    ``lag`` counts what the sources have and the query has not read: records of Kafka, else units of numeric offsets.
+    ``lag`` is what the sources have and the query has not read: the distance of numeric offsets, over all partitions.
     ``watermark_secs`` is in seconds since 1970; a metric that the query or its source does not have is left out.
     """
     sources, state = report.get("sources") or [], report.get("stateOperators") or []
@@ -123,8 +123,12 @@ def _sum(parts: list[Mapping[str, Any]], name: str) -> float:
 
 
 def _lag(source: Mapping[str, Any]) -> float | None:
-    behind = (source.get("metrics") or {}).get("maxOffsetsBehindLatest")
     try:
-        return float(behind) if behind is not None else float(source["latestOffset"]) - float(source["endOffset"])
+        return _total(source["latestOffset"]) - _total(source["endOffset"])
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _total(offset: Any) -> float:
+    # Of Kafka: topic -> partition -> offset.
+    return sum(map(_total, offset.values())) if isinstance(offset, Mapping) else float(offset)

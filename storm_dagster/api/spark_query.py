@@ -66,22 +66,30 @@ class SparkQuery(SparkSpout):
             query = cls(**args)
         except (TypeError, InvalidTopology) as error:
             raise InvalidTopology(f"{owner}: {error}") from None
-        wrong = None
-        if query._emits:
-            wrong = (
-                None if outputs else "neither a sink nor outputs: give table, path, each_batch or format, or outputs"
-            )
-        elif outputs or par > 1:
-            wrong = (
-                "a sink and outputs: remove one of them" if outputs else f"a sink and par={par}: one task owns a query"
-            )
-        if wrong:
-            raise InvalidTopology(f"{owner} has {wrong}")
+        if query._emits and not outputs:
+            wrong = "neither a sink nor outputs: give table, path, each_batch or format, or outputs"
+        elif not query._emits and outputs:
+            wrong = "a sink and outputs: remove one of them"
+        elif not query._emits and par > 1:
+            wrong = f"a sink and par={par}: one task owns a query"
+        else:
+            return
+        raise InvalidTopology(f"{owner} has {wrong}")
 
     def deactivate(self) -> None:
         """Stop the query, unless its rows go to the topology: then Spark waits for the open batch."""
         if not self._emits:
-            self._stop_query()
+            # After an error one may go on unknown to this task, or one of the task before it: they are sought.
+            self._halting = not self._stop_query() and bool(self._code or self._session)
+            self._retry_at = 0.0
+
+    def activate(self) -> None:
+        """Let the query start again."""
+        self._halting, self._retry_at = False, 0.0
+
+    def _on_clock(self) -> None:
+        if self._halting:
+            self._keep_query()
 
     def _writer(self, frame: Any) -> Any:
         if self._emits:

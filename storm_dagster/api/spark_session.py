@@ -18,10 +18,13 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.futures import in_thread
 from storm_dagster.model.host import needs
 from storm_dagster.model.spark_remote import add_python_archive, query_session_id, remote_with_session, with_spark_token
 
@@ -64,21 +67,24 @@ class ErrorsOnce:
         self._reported.clear()
 
 
-def is_session_loss(error: BaseException) -> bool:
-    """Whether the error means that the session or its server is gone, so that a new session is needed."""
-    return _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
+def is_session_loss(error: BaseException, session: Any) -> bool:
+    """Whether session or server is gone, as the session says, if given: an error of a user's may read like that."""
+    similar = _SESSION_LOSS.search(f"{type(error).__name__}: {error}") is not None
+    try:
+        return similar and (session is None or session.range(1).count() != 1)
+    except Exception:
+        return True
 
 
 def again_if_slow(call: Callable[[], Any]) -> Any:
     """Its result; a Python process that Spark has started for it and that came too late gets two more chances."""
-    for _ in range(2):
+    for last in (False, False, True):
         try:
             return call()
         except Exception as error:
-            if _SLOW_START not in str(error):
+            if last or _SLOW_START not in str(error):
                 raise
             _log.info("Spark waited in vain for its Python process: it starts another one")
-    return call()
 
 
 def missing_connector(error: BaseException, version: str) -> str | None:
@@ -100,7 +106,7 @@ def is_taken(error: BaseException) -> bool:
     return _TAKEN.search(str(error)) is not None
 
 
-def query_error(error: BaseException, what: str, checkpoint: str, version: str) -> StormDagsterError:
+def query_error(error: Exception, what: str, checkpoint: str, version: str, session: Any = None) -> StormDagsterError:
     """The error of a streaming query in one sentence with the remedy. ``what`` names component, task and function.
 
     :class:`InvalidTopology` if the query is wrong whenever it runs, :class:`Conflict` if another run has its checkpoint,
@@ -116,7 +122,7 @@ def query_error(error: BaseException, what: str, checkpoint: str, version: str) 
         return Unavailable(
             f"{what}: no Python process of Spark's started within 10 s, so its host is too busy ({cause})"
         )
-    if is_session_loss(error) and "STREAM_FAILED" not in text:
+    if "STREAM_FAILED" not in text and is_session_loss(error, session):
         return Unavailable(f"{what}: Spark is out of reach ({cause}): start it; the query goes on from the checkpoint")
     if _CHANGED.search(text):
         return InvalidTopology(
@@ -141,8 +147,8 @@ def _innermost(error: BaseException) -> str:
 
 
 _log = logging.getLogger(__name__)
-_RELEASE_SECS = 1.0
-"""How long an exiting process waits for the server to release its session."""
+_RELEASE_SECS = 0.7
+"""How long an exiting process waits for the server to release its session: a worker is killed soon after."""
 _lock = threading.RLock()
 _sessions: dict[tuple[str, str, str], Any] = {}
 
@@ -152,11 +158,9 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
 
     Raises :class:`InvalidTopology` if the conf names no Spark.
     """
-    for key in ("topology.spark.remote", "spark.remote"):
+    for key in ("topology.spark.remote", "spark.remote", "spark.master"):
         if conf.get(key):
-            return "remote", str(conf[key])
-    if conf.get("spark.master"):
-        return "master", str(conf["spark.master"])
+            return key.rpartition(".")[2], str(conf[key])
     raise InvalidTopology(
         "a Spark component runs in this topology, but its conf names no Spark: "
         "set topology.spark.remote (sc://host:port), spark.remote or spark.master"
@@ -199,6 +203,13 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None, code: str = "
             _log.info("the lost Spark session did not stop cleanly: %s", error)
 
 
+def release_sessions() -> None:
+    """Release the sessions that end with this process, for one that ends without exit hooks, as workers do."""
+    for (kind, url, code), session in [*_sessions.items()]:
+        if kind == "remote" and not code and ";session_id=" not in url:
+            _release(session, url)
+
+
 def archive_of(context: Any) -> Path | None:
     """The topology's packed archive on this host, beside the unpacked one, or ``None`` in a harness."""
     unpacked = getattr(context, "archive", None)
@@ -234,6 +245,7 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
         from pyspark.sql import SparkSession
 
     kind, url = target
+    named = ";session_id=" in url
     # The owner of a query asks for its last reports every second, a hundred unless this is set.
     extra = {"spark.sql.streaming.numRecentProgressUpdates": "20"}
     extra |= {str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()}
@@ -244,19 +256,22 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any], code: str = "") -
             _check_listening(url)
             for number in itertools.count():
                 try:
-                    return _attach(url, query_session_id(code, number) if code else str(uuid.uuid4()), extra, not code)
+                    return _attach(
+                        url, query_session_id(code, number) if code else str(uuid.uuid4()), extra, not (code or named)
+                    )
                 except Exception as error:
-                    if not code or "SESSION_CLOSED" not in str(error):
+                    if not code or named or "SESSION_CLOSED" not in str(error):
                         raise
         # Inherited too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
         return builder.config(map={"spark.ui.enabled": "false", **extra}).getOrCreate()
     except Exception as error:
-        raise Unavailable(
-            f"Spark at {url} does not answer ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
-            "start it, or set topology.spark.remote / spark.master to one that runs"
-        ) from error
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "start it, or set topology.spark.remote / spark.master to one that runs"
+        if named and "SESSION_CLOSED" in why:
+            remedy = "a closed session's id is refused for ever, so name another session_id in the URL, or none"
+        raise Unavailable(mask_text(f"Spark at {url} does not answer ({why}): {remedy}")) from error
 
 
 def _attach(url: str, session_id: str, extra: Mapping[str, str], own: bool) -> Any:
@@ -279,15 +294,11 @@ def _release(session: Any, url: str) -> None:
     """Release the session, with its plans and artifacts on the server, when the process exits."""
 
     def release() -> None:
-        try:
-            _check_listening(url)
-            session.client.release_session()
-        except Exception as error:
-            _log.debug("the Spark session was not released, the server drops it later: %s", error)
+        _check_listening(url)
+        session.client.release_session()
 
-    thread = threading.Thread(target=release, name="spark-release", daemon=True)
-    thread.start()
-    thread.join(_RELEASE_SECS)
+    # If it fails, the server drops the session later.
+    wait([in_thread("spark-release", release)], _RELEASE_SECS)
     session.client.close()
 
 

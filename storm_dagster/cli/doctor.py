@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from storm_dagster.cli.health import HealthResult, check_dagster, healing_sensor
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_answer, print_json, print_table
+from storm_dagster.model.conf import mask_text
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.processes import RunFile
@@ -150,12 +151,12 @@ def _spark(invocation: Invocation) -> Iterator[HealthResult]:
         return
     cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
     if cluster is not None and cluster.spark is not None and cluster.spark.starting:
-        yield "ok", f"{remote} is being started by dev; placements wait for it", ""
+        yield "ok", f"{mask_text(remote)} is being started by dev; placements wait for it", ""
         return
     from storm_dagster.spark.session import ask_version
 
     version = ask_version(remote, invocation.home, derived_spark_token(conf), _SPARK_SECS)
-    yield "ok", f"{remote} lets us in, Spark {version}", ""
+    yield "ok", f"{mask_text(remote)} lets us in, Spark {version}", ""
 
 
 def _names_no_cluster(invocation: Invocation) -> bool:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from storm_dagster.model.conf import mask_text
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.spark_remote import query_session_id, remote_with_session, with_spark_token
 from storm_dagster.spark.session import check_reachable, is_session_gone, open_connect
@@ -28,7 +29,7 @@ def end_query_session(remote: str, code: str, token: str | None = None) -> None:
     except subprocess.TimeoutExpired:
         reason = f"it takes more than {_MOST_SECS:g} s"
     if reason:
-        raise Unavailable(f"the Spark server did not end the queries of {code} ({reason}): restart it if they matter")
+        raise Unavailable(mask_text(f"Spark did not end the queries of {code} ({reason}): restart it if they matter"))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ _GUARDED = (
     "spark.driver.host",
     "spark.driver.bindAddress",
 )
-_LONGEST_SOCKET_FOLDER = 107 - len("/.00000000-0000-0000-0000-000000000000.sock")
+_LONGEST_SOCKET_FOLDER = 60  # Spark refuses a setting of more, whatever the system takes.
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _ENCRYPTION = {"spark.network.crypto.enabled": "true", "spark.network.crypto.cipher": "AES/GCM/NoPadding"}
 _FILTER = "org.apache.spark.ui.JWSFilter"

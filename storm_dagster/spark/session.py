@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from storm_dagster.model.conf import mask_text
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.futures import in_thread
@@ -37,7 +38,7 @@ def host_and_port(remote: str) -> tuple[str, int]:
     address = remote.removeprefix("sc://").partition("/")[0].partition(";")[0]
     host, colon, port = address.rpartition(":")
     if not remote.startswith("sc://") or not address or (colon and not port.isdigit()):
-        raise Unavailable(f"spark.remote {remote!r} is not a Spark Connect URL: write sc://host:port")
+        raise Unavailable(f"spark.remote {mask_text(remote)!r} is not a Spark Connect URL: write sc://host:port")
     return (host, int(port)) if colon else (address, _DEFAULT_PORT)
 
 
@@ -51,7 +52,7 @@ def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
         socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
     except OSError as error:
         raise Unavailable(
-            f"Spark at {remote} is out of reach ({error}): start it (storm-dagster dev, storm-dagster spark), "
+            f"Spark at {mask_text(remote)} is out of reach ({error}): start it (storm-dagster dev, storm-dagster spark), "
             "or correct spark.remote"
         ) from None
 
@@ -129,13 +130,11 @@ def open_classic(master: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("storm-dagster")  # pyright: ignore[reportAttributeAccessIssue]
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings: dict[str, Any] = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
         settings |= {"spark.sql.shuffle.partitions": "4", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return builder.config(map=settings).getOrCreate()
 
 
 def forget_session(session: SparkSession | None, *, release: bool = False) -> None:
@@ -162,7 +161,7 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
     """
     outcome = in_thread("storm-spark-call", function)
     if not wait([outcome], seconds).done:
-        raise Unavailable(f"{what} did not answer within {seconds:g} s: see the Spark server's log, try again")
+        raise Unavailable(f"{mask_text(what)} did not answer within {seconds:g} s: see the server's log, try again")
     try:
         return outcome.result()
     except Exception as error:
@@ -183,4 +182,4 @@ def as_unavailable(error: Exception, what: str) -> StormDagsterError:
             "its token follows from the cluster's storm.secret (set storm.secret.file to the same here), without one it "
             "is HOME/spark.token (name that HOME in STORM_DAGSTER_HOME)"
         )
-    return Unavailable(f"{what} failed ({cause:.300}): {remedy}")
+    return Unavailable(mask_text(f"{what} failed ({cause:.300}): {remedy}"))

@@ -45,14 +45,12 @@ def warm_planner(planner: Callable[[PlacementBatch], object], placed: Callable[[
     until = time.monotonic() + _LONGEST_SECS
     for _ in range(_MOST_ROUNDS):
         began = time.monotonic()
-        if began >= until:
+        if began >= until or idle >= _IDLE_ROUNDS:
             return
         planner(plain)
         taken = time.monotonic() - began
         idle = 0 if taken < best * _FASTER else idle + 1
         best = min(best, taken)
-        if idle >= _IDLE_ROUNDS:
-            return
 
 
 def warm_up(remote: str) -> None:

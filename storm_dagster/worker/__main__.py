@@ -31,7 +31,11 @@ def main() -> int:
         sys.stderr.write("usage: python -m storm_dagster.worker SPEC.json\n")
         return 2
     try:
-        return run_worker(Path(sys.argv[1]))
+        code = run_worker(Path(sys.argv[1]))
+        # Its process ends without exit hooks. A worker without Spark components has not loaded it.
+        if (spark := sys.modules.get("storm_dagster.api.spark_session")) is not None:
+            spark.release_sessions()
+        return code
     except StormDagsterError as error:
         sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
         # EXIT_SUPERSEDED tells the supervisor "no crash"; a Conflict, which has the same code on the command line, is one.

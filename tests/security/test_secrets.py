@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.api.spark_session import worker_session
 from storm_dagster.model.conf import (
     CONF_KEYS,
     HIDDEN,
@@ -20,12 +21,16 @@ from storm_dagster.model.conf import (
     mask,
     parse_assignments,
 )
-from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
+from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
 from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.security import Security
 from storm_dagster.model.signing import read_token
 from storm_dagster.model.spark_remote import spark_token, with_spark_token
+from storm_dagster.spark.planner import ConnectPlanner
+from storm_dagster.spark.query_sessions import end_query_session
+from storm_dagster.spark.session import check_reachable, within
 from storm_dagster.testing.cluster import run_cli
+from storm_dagster.worker.runtime.process import ErrorReporter
 
 SECRET = "a-secret-planted-for-tests-4711"
 
@@ -112,6 +117,46 @@ def test_no_planted_value_is_shown_in_a_conf_or_in_metadata() -> None:
     assert "planted" not in str(shown) and "47114711" not in str(shown)
     assert shown["topology.spark.remote"] == f"sc://h:15002/;token={HIDDEN};user_id=me"
     assert shown["db.secret"] == {"value": HIDDEN}
+
+
+def nothing() -> None:
+    time.sleep(1)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda url: worker_session({"spark.remote": url}),
+        check_reachable,
+        lambda url: check_reachable(url.replace("sc:", "http:")),
+        lambda url: within(0.01, f"Spark at {url}", nothing),
+        lambda url: within(1, f"Spark at {url}", lambda: 1 // 0),
+        lambda url: end_query_session(url, "a-1-1"),
+        lambda url: ConnectPlanner(url, Any)({}),  # type: ignore[arg-type]
+    ],
+    ids=["worker", "check", "no-url", "late", "fails", "end", "plan"],
+)
+def test_an_error_of_spark_does_not_tell_the_token_of_its_url(ask: Callable[[str], Any]) -> None:
+    with pytest.raises(Unavailable) as raised:
+        ask("sc://127.0.0.1:1/;token=planted;user_id=me")
+    assert "planted" not in str(raised.value)
+    assert f"://127.0.0.1:1/;token={HIDDEN};user_id=me" in str(raised.value)
+
+
+def test_an_error_that_a_worker_logs_and_records_has_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    recorded: list[tuple[Any, ...]] = []
+    reporter = ErrorReporter({}, lambda *error: recorded.append(error), time.monotonic)
+    try:
+        try:
+            raise ValueError("no route to sc://h:443/;token=planted")
+        except ValueError as cause:
+            raise RuntimeError("mysql://u:planted@h/db does not answer") from cause
+    except RuntimeError as error:
+        reporter(1, "totals", error, "bolt")
+    reporter(1, "totals", RuntimeError("sc://h:443/;token=planted"), "bolt")
+    assert "planted" not in f"{recorded} {caplog.text}"
+    assert f"ValueError: no route to sc://h:443/;token={HIDDEN}" in recorded[0][2]
+    assert recorded[1][4] == f"bolt: RuntimeError sc://h:443/;token={HIDDEN}"
 
 
 def test_what_is_no_secret_is_shown() -> None:

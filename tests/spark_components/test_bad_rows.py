@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import date
 from decimal import Decimal
@@ -15,6 +16,7 @@ from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_session import drop_worker_session
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.waiting import eventually
 
 CALLS: list[tuple[int, str]] = []
@@ -67,6 +69,13 @@ def broken(frame: Any) -> Any:
     raise RuntimeError("the database is down")
 
 
+def refused(frame: Any) -> Any:
+    """Raises for a row as a client of another service does that is down."""
+    CALLS.append((frame.count(), ""))
+    if "refused" in [row[0] for row in frame.collect()]:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
 def exits(frame: Any) -> Any:
     raise SystemExit(3)
 
@@ -88,6 +97,8 @@ def bolt_of(spark_remote: str) -> Iterator[Callable[..., Any]]:
     def make(function: str, outputs: list[str], **args: Any) -> Any:
         builder = TopologyBuilder("rows")
         builder.set_spout("lines", "rows:Lines", outputs=["text"])
+        builder.set_spout("people", "rows:People", outputs=["name", "city"])
+        builder.set_spout("places", "rows:Places", outputs=["city", "name"])
         builder.set_bolt("parse", SparkBolt, inputs="lines", args={"function": "x:y"}, outputs=outputs)
         bolt: Any = SparkBolt(**{"function": f"{__name__}:{function}", **args})
         bolt._collector = Recorder()
@@ -143,6 +154,26 @@ def test_a_bad_row_alone_is_named(bolt_of: Callable[..., Any]) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    ("function", "outputs", "text"),
+    [("parsed", ["n"], "UNAVAILABLE"), ("refused", [], "refused")],
+    ids=["row", "error"],
+)
+def test_a_row_or_an_error_that_reads_like_a_lost_spark_fails_alone_in_the_same_session(
+    bolt_of: Callable[..., Any], function: str, outputs: list[str], text: str
+) -> None:
+    bolt = bolt_of(function, outputs, schema="text string", batch_tuples=5)
+    run(bolt, list("01234"))
+    session = bolt._session
+    tuples = run(bolt, ["0", "1", text, "3", "4"])
+    assert bolt._collector.failed == [tuples[2]]
+    assert len(bolt._collector.acked) == 9
+    assert f"fails with the row {{'text': '{text}'}} alone" in str(bolt._collector.errors[0])
+    run(bolt, list("01234"))
+    assert bolt._session is session
+
+
+@pytest.mark.spark
 def test_a_function_that_fails_with_any_rows_is_not_called_for_each(bolt_of: Callable[..., Any]) -> None:
     bolt = bolt_of("broken", [], schema="text string", batch_tuples=64)
     assert run(bolt, [str(n) for n in range(64)]) == bolt._collector.failed
@@ -176,6 +207,28 @@ def test_a_value_of_another_type_does_not_stop_the_batch(bolt_of: Callable[..., 
     assert bolt._collector.failed == [tuples[3]]
     assert "{'n': 'four'}" in str(bolt._collector.errors[0])
     assert sorted(bolt._collector.emitted) == [[n] for n in (1, 2, 3, 5, 6, 7, 8)]
+
+
+@pytest.mark.spark
+def test_streams_with_other_fields_are_refused_without_a_schema(bolt_of: Callable[..., Any]) -> None:
+    bolt = bolt_of("same", ["city"], batch_tuples=2)
+    people, places = (
+        [Tuple(n, name, "default", 1, [*values]) for n, values in enumerate((["Ann", "Rome"], ["Bob", "Oslo"]))]
+        for name in ("people", "places")
+    )
+    for tup in (people[0], places[0], *people):
+        bolt.process(tup)
+    done = bolt._collector
+    assert (done.failed, done.acked) == ([people[0], places[0]], people)
+    assert done.emitted == [["Rome"], ["Oslo"]], "what is of one stream has its names"
+    assert [str(error) for error in done.errors] == [
+        f"component 'parse', task 2: {__name__}:same reads the fields ['name', 'city'] and "
+        "['city', 'name']: name its columns in schema"
+    ]
+    bolt = bolt_of("same", ["city"], batch_tuples=2, schema="name string, city string")
+    bolt.process(people[0])
+    bolt.process(places[1])
+    assert bolt._collector.emitted == [["Rome"], ["Oslo"]]
 
 
 @pytest.mark.spark
@@ -226,8 +279,6 @@ def endpoint() -> Iterator[BatchEndpoint]:
 
 
 def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     sizes: list[int] = []
     add_rows = endpoint._add_rows
     monkeypatch.setattr(endpoint, "_add_rows", lambda batch, raw: (sizes.append(len(raw)), add_rows(batch, raw)))
@@ -252,11 +303,12 @@ def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytes
     assert endpoint.batches_done == 1
 
 
-def test_a_row_that_no_worker_takes_is_an_error_with_the_remedy(
-    endpoint: BatchEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storm_dagster.api.spark_bridge._MOST_CHUNK_BYTES", 10_000)
-    table = pa.table({"text": ["b" * 20_000]})
-    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000, chunk_bytes=1_000)
-    with pytest.raises(ValueError, match=r"a row of micro-batch 7 has 20,\d+ bytes, a worker takes 10,000: filter it"):
+def test_a_row_that_no_worker_takes_is_an_error_with_the_remedy(endpoint: BatchEndpoint) -> None:
+    # As a tuple it would fit into no frame between workers.
+    table = pa.table({"text": ["b" * MAX_FRAME_BYTES]})
+    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000)
+    patience = threading.Timer(20, endpoint.close)
+    patience.start()
+    with pytest.raises(ValueError, match=r"micro-batch 7 has 67,\d+,\d+ bytes, a worker takes 62,914,560: filter it"):
         deliver(Frame(table), 7)
+    patience.cancel()

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Grouping, SparkBolt, SparkSpout, TopologyBuilder, Tuple
-from storm_dagster.api.spark_fused import FusedBolt, make_chain
+from storm_dagster.api.spark_fused import FusedBolt, make_chain, make_loader
 from storm_dagster.api.spark_session import worker_session
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.fusion import CHAIN_KEY, FUSED_ROWS, fuse, fused_components
@@ -319,6 +320,37 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
     many = {**chain, "parts": [{**parts[0], "schema": "a long, b long"}]}
     with pytest.raises(RuntimeError, match=r"it takes 2 columns \(a, b\), its rows have \['n'\]"):
         make_chain(many, b"", "counts of ")(session.range(10), 7)
+
+
+def test_streams_without_a_schema_meet_by_the_names_of_their_columns(archive: Path, spark_remote: str) -> None:
+    session = worker_session({"spark.remote": spark_remote})
+    parts = [
+        {"name": name, "sources": sources, "function": "chain_code:same", "args": {}, "schema": None}
+        | {"outputs": outputs, "stream": stream}
+        for name, sources, outputs, stream in [
+            ("left", ["lines"], ["a", "b"], ""),
+            ("right", ["lines"], ["b", "a"], ""),
+            ("both", ["left", "right"], ["a", "b"], "rows"),
+        ]
+    ]
+    chain = {"root": "lines", "fields": ["a", "b"], "columns": ["id", "other"], "emits": False, "parts": parts}
+    frame = session.range(2).selectExpr("id", "id + 10 AS other")
+    rows = dict(make_chain(chain, b"", "counts of ")(frame, 7))["rows"].to_pylist()
+    assert sorted((row["a"], row["b"]) for row in rows) == [(0, 10), (0, 10), (1, 11), (1, 11)]
+
+
+def test_the_archive_of_a_batch_goes_with_the_folders_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with zipfile.ZipFile(tmp_path / "made.zip", "w") as packed:
+        packed.writestr("batch_code_in_archive.py", "def here(): return __file__")
+    load = make_loader((tmp_path / "made.zip").read_bytes())
+    assert Path(load("batch_code_in_archive:here")()).parents[1] == tmp_path
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "gone"))
+    monkeypatch.delitem(sys.modules, "batch_code_in_archive")
+    other = make_loader((tmp_path / "made.zip").read_bytes())
+    assert Path(other("batch_code_in_archive:here")()).is_relative_to(tempfile.gettempdir())
+    monkeypatch.delitem(sys.modules, "batch_code_in_archive")
 
 
 def test_a_worker_that_fuses_and_one_that_does_not_leave_each_others_tuples_to_a_replay(tmp_path: Path) -> None:

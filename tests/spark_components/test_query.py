@@ -413,6 +413,38 @@ def test_the_query_of_an_owner_that_was_killed_goes_on_and_ends_with_its_topolog
     assert not query._collector.errors
 
 
+@pytest.mark.parametrize("unknown", ["after-an-error", "stop-fails", "predecessor"])
+def test_an_inactive_topology_has_no_running_query(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("the network is down")
+
+    query = make("lines", path=str(tmp_path / "out"), version=1)
+    run_until(query, lambda: query._query is not None, "the query")
+    session, running = query._session, query._query
+    if unknown == "after-an-error":
+        with monkeypatch.context() as patch:
+            patch.setattr(query, "_report_progress", fails)
+            query._retry_at = 0.0
+            query.next_tuple()
+        assert not query._query
+    elif unknown == "stop-fails":
+        monkeypatch.setattr(running, "stop", fails)
+    else:
+        # Its worker was killed, and the next one opens while the topology is inactive.
+        query._query = None
+        query = make("lines", path=str(tmp_path / "out"), version=2)
+    query.deactivate()
+    # What its thread calls ten times a second, also while the topology is inactive.
+    query._on_clock()
+    assert [one.name for one in session.streams.active if one.name == "query/lines"] == []
+    query.activate()
+    write(tmp_path / "in", "one")
+    run_until(query, lambda: query._collector.written == [1], "the row after the pause")
+    assert query._query.runId != running.runId
+
+
 def test_a_checkpoint_of_another_component_is_refused_with_its_name(make: Callable[..., Any], tmp_path: Path) -> None:
     first = make("lines", path=str(tmp_path / "out"))
     write(tmp_path / "in", "one")
@@ -518,7 +550,13 @@ def test_two_components_with_one_checkpoint_are_refused_when_the_topology_is_bui
 
 def test_the_lag_is_what_a_source_reports_or_the_distance_of_its_offsets() -> None:
     report: dict[str, Any] = {"batchId": 4, "durationMs": {"triggerExecution": 20}}
-    kafka = {"numInputRows": 2, "inputRowsPerSecond": 1.5, "metrics": {"maxOffsetsBehindLatest": "7"}}
+    kafka = {
+        "numInputRows": 2,
+        "inputRowsPerSecond": 1.5,
+        "endOffset": {"orders": {"0": 10, "1": 4}, "returns": {"0": 8}},
+        "latestOffset": {"orders": {"0": 14, "1": 6, "2": 1}, "returns": {"0": 8}},
+        "metrics": {"avgOffsetsBehindLatest": "2.0", "maxOffsetsBehindLatest": "4", "minOffsetsBehindLatest": "0"},
+    }
     rate = {"numInputRows": 3, "latestOffset": "12", "endOffset": "10", "metrics": {}}
     assert metrics_of({**report, "sources": [kafka, rate]}) == {
         "batch_id": 4,

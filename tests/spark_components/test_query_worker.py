@@ -1,4 +1,4 @@
-"""A SparkQuery in real workers: it stops while the topology is inactive, and outlives the worker that is killed."""
+"""Spark components in real workers: what stops with the topology, ends with a worker, and outlives one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.api.spark_session import drop_worker_session, worker_session
 from storm_dagster.model.records import ComponentTasks, TaskTable
+from storm_dagster.model.spark_remote import remote_with_session
 from storm_dagster.spark.query_sessions import end_query_session
+from storm_dagster.spark.session import open_connect
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.worker_rig import WorkerRig, free_port
@@ -21,11 +23,24 @@ from storm_rigs.worker_rig import WorkerRig, free_port
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.long, pytest.mark.timeout(600)]
 
 CODE = """
+import time
 from pathlib import Path
+
+from storm_dagster.api import Spout
 
 
 def read(spark, folder):
     return spark.readStream.format("text").load(folder)
+
+
+class Ones(Spout):
+    def next_tuple(self):
+        time.sleep(0.01)
+        self.emit([1])
+
+
+def note(frame, path):
+    Path(path).write_text(f"{frame.sparkSession.session_id} {frame.count()}")
 
 
 def store(frame, batch_id, out):
@@ -107,3 +122,39 @@ def test_a_query_stops_while_inactive_and_goes_on_without_its_worker(rig: Worker
     add()
     eventually(lambda: lines() == expected, 60, "the next line")
     assert len(list((rig.folder / "out").glob("*"))) == len(expected), "each batch is written once"
+
+
+def test_a_worker_that_is_stopped_leaves_no_session_on_the_server(
+    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], conf: dict[str, Any]
+) -> None:
+    noted = tmp_path / "session"
+    builder = TopologyBuilder("noted")
+    builder.set_spout("ones", "rig_query:Ones", outputs=["n"])
+    args: dict[str, Any] = {"function": "rig_query:note", "args": {"path": str(noted)}, "batch_secs": 0.2}
+    builder.set_bolt("note", "storm_dagster.api.spark:SparkBolt", inputs="ones", args=args)
+    tasks = {"__acker": "1", "__topology_master": "2", "note": "3"}
+    parts = {name: ComponentTasks(type="bolt", tasks=task) for name, task in tasks.items()}
+    parts["ones"] = ComponentTasks(type="spout", tasks="4")
+    rig = WorkerRig(
+        tmp_path,
+        zk_cluster,
+        zk_conf,
+        builder.build(),
+        TaskTable(components=parts),
+        topology_id="noted-1-1700000000",
+        name="noted",
+        conf=conf,
+        code={"rig_query.py": CODE},
+    )
+    slot = ("s1", free_port())
+    try:
+        rig.assign({slot: "1-4"})
+        process = rig.start(*slot)
+        eventually(lambda: noted.exists() and len(noted.read_text().split()) == 2, 240, "a batch")
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        rig.stop()
+    session_id = noted.read_text().split()[0]
+    with pytest.raises(Exception, match="SESSION_CLOSED"):
+        open_connect(remote_with_session(conf["spark.remote"], session_id)).range(1).count()

@@ -9,6 +9,7 @@ from typing import Any
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
+from storm_dagster.testing.waiting import eventually
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 LOOP_THREAD: list[int] = []
@@ -75,6 +76,36 @@ class BlockingNumbers(Spout):
     def ack(self, tup_id: int) -> None:
         assert threading.get_ident() == self.thread
         self.acked.append(tup_id)
+
+
+class Told(BlockingNumbers):
+    def initialize(self, conf, context) -> None:
+        super().initialize(conf, context)
+        self.told: list[str] = []
+
+    def activate(self) -> None:
+        self.told.append("activate")
+
+    def deactivate(self) -> None:
+        self.told.append("deactivate")
+
+
+class ToldSource(Topology):
+    numbers = Told.spec()
+
+
+def test_a_blocking_spout_that_opens_while_the_topology_is_inactive_is_told() -> None:
+    with TopologyHarness(ToldSource) as harness:
+        harness.engine.activate(False)
+
+        def told(calls: list[str]) -> bool:
+            harness.engine.run(time.monotonic())
+            (runner,) = [one for one in harness.engine.runners.values() if one.component == "numbers"]
+            return getattr(getattr(runner, "instance", None), "told", None) == calls
+
+        eventually(lambda: told(["deactivate"]), timeout=20, what="the first call")
+        harness.engine.activate(True)
+        eventually(lambda: told(["deactivate", "activate"]), timeout=20, what="the second call")
 
 
 class BlockingSource(Topology):

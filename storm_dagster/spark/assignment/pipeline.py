@@ -244,12 +244,11 @@ def executor_runs(topology: TopologyToPlace, codes: Codes) -> Iterator[Run]:
         yield codes.setdefault(topology.tasks[first], len(codes)), first, 1, len(tasks), irregular
     grouped = {task for tasks in several.values() for task in tasks}
     first, count, owner = 0, 0, ""
-    for task, component in sorted(item for item in topology.tasks.items() if item[0] not in grouped):
+    # One more at the end yields the last run.
+    for task, component in [*sorted(item for item in topology.tasks.items() if item[0] not in grouped), (0, "")]:
         if count and component == owner and task == first + count:
             count += 1
             continue
         if count:
             yield codes.setdefault(owner, len(codes)), first, count, 1, None
         first, count, owner = task, 1, component
-    if count:
-        yield codes.setdefault(owner, len(codes)), first, count, 1, None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf import default_conf, mask_text
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.fusion import fuse
 from storm_dagster.model.host import require_linux
@@ -244,7 +244,7 @@ class ErrorReporter:
         if number <= self._most:
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
-            text = f"{where}: {trace.encode('utf-8', 'backslashreplace').decode()}"
+            text = mask_text(f"{where}: {trace.encode('utf-8', 'backslashreplace').decode()}")
             _log.error("task %d (%s): %s", task, component, text, extra=of_task)
         elif number == self._most + 1:
             # The log of a bolt that fails for every tuple must stay readable.
@@ -263,4 +263,4 @@ def error_group(error: BaseException, where: str) -> str:
             trace = trace.tb_next
         code = trace.tb_frame.f_code
         place = f"{Path(code.co_filename).name}:{trace.tb_lineno} {code.co_name}"
-    return f"{where}: {type(error).__name__} {place}"[:300].encode("utf-8", "backslashreplace").decode()
+    return mask_text(f"{where}: {type(error).__name__} {place}")[:300].encode("utf-8", "backslashreplace").decode()

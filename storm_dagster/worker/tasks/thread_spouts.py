@@ -22,6 +22,8 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         super()._prepare()
         self._emit = self.make_emit()
         self._tracked, self._muted = 0, False
+        if not self.shared.active:
+            self.inbox.put("deactivate")
 
     def _open_in_thread(self) -> None:
         self.letters.open()
