@@ -1,5 +1,5 @@
 # make demo | check | test                          what everybody needs
-# make test-all | chaos | soak | simulate | fuzz | compat | browser | test-docker | test-kafka   what takes longer
+# make test-all | chaos | soak | simulate | fuzz | compat | browser | test-docker | test-kafka | test-streamparse   what takes longer
 # make install | bench | docs | screenshots | dist-check | clean      (docs/contributing.md says what each does)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
-.PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean test-kafka
+.PHONY: install java chromium promtool demo test test-all test-docker check bench chaos soak simulate fuzz compat browser docs screenshots dist-check clean test-kafka test-streamparse
 
 # -- each target installs what it runs, and adds to what others have installed ---------------------------------------
 RUNTIME := $(VENV)/.runtime
@@ -98,6 +98,10 @@ test-all: java chromium promtool $(TEST) compat
 test-kafka: java $(TEST)
 	@[ -n "$$KAFKA_BOOTSTRAP" ] || { echo "name a broker that tests may use: KAFKA_BOOTSTRAP=host:port make test-kafka" >&2; exit 1; }
 	$(PYTEST) -q -s tests/connectors -k "kafka or topic" $(if $(KAFKA_LONG),,-m "not long") $(ARGS)
+
+# streamparse from PyPI, unchanged, against a whole cluster.
+test-streamparse: java $(TEST)
+	$(PYTEST) -q tests/cluster/test_streamparse.py $(ARGS)
 
 # The containers of docker/ on a Docker engine: every kind of them killed, paused and cut off while a topology writes down
 # every number. SHORT=1: up, a word count, one host killed, down. FAULTS as above (run.py --list names all), ROUNDS=3:

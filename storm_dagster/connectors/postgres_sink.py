@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
-from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
+from storm_dagster.connectors.sinks import Rejected, Retry, Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["PostgresSink"]
@@ -74,11 +74,28 @@ class PostgresSink:
             try:
                 write_or_reject(rows, lambda part: self._insert(cursor, part, part is rows), self._is_of_row)
             except Rejected as refused:
+                self._spare(cursor, rows, refused.rows)
                 misfits = [why for why in refused.rows.values() if why.startswith(_MISFITS)]
                 if len(misfits) == len(rows) >= _MANY:
                     # If none of them fits, it is the table.
                     raise Unavailable(f"no row of a batch fits {self._table}: {misfits[0]}") from None
                 raise
+
+    def _spare(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
+        """Take out the rows that were refused only for want of a later one."""
+        before = len(refused) + 1
+        while self._checks and len(refused) < before:
+            before = len(refused)
+            for at in sorted(refused, reverse=True):
+                try:
+                    self._insert(cursor, [rows[at]], False)
+                except Exception as error:
+                    if not self._is_of_row(error):
+                        raise
+                else:
+                    del refused[at]
+        if not refused:
+            raise Retry(0.1)
 
     def close(self) -> None:
         """Close the connection."""
@@ -104,7 +121,7 @@ class PostgresSink:
                 names = [*columns, *(name for name in key if name == _RECORD_ID and name not in columns)]
                 lines = [[self._value(row, name) for name in names] for row in same]
                 cursor.executemany(self._statement(names, key), lines)
-            # What the commit would refuse. A row may need a later one: parts are checked only if all rows together fail.
+            # What the commit would refuse. A row may need a later one: parts are checked only if all rows fail.
             self._checks = self._checks or whole
             if self._checks:
                 self._db.execute("set constraints all immediate; set constraints all deferred")

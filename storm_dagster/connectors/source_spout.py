@@ -135,8 +135,11 @@ class SourceSpout(Spout):
         """Follow the partitions that there are, and read those of this task."""
         source, tracker = self._source, self._tracker
         self._next_refresh = now + source.refresh_secs
+        # While it cannot be asked, nothing counts as gone.
+        missing, self._missing = self._missing, {}
         found = source.partitions()
         if found is None:
+            self._missing = missing
             self._next_refresh = now + 0.01
             return
         if self._store is None and found and not source.keeps_positions:
@@ -152,7 +155,7 @@ class SourceSpout(Spout):
             source.assign({name: kept.get(name) for name in sorted(mine)})
             self._mine = mine
         gone = {} if self._store is None else self._store.found.keys() - mine
-        self._missing = {name: self._missing.get(name, now) for name in gone}
+        self._missing = {name: missing.get(name, now) for name in gone}
 
     def _release(self, name: str) -> None:
         self._source.nack([one.record.handle for one in self._tracker.release(name) if one.record.handle is not None])

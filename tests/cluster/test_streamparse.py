@@ -29,7 +29,7 @@ from storm_dagster.nimbus.thrift.submission import ANSWER_SECS
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
 
 BIN = Path(sys.executable).parent
 NAME = "wordcount"
@@ -161,7 +161,6 @@ def rows_of(printed: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in found]
 
 
-@pytest.mark.long
 def test_its_programs_count(cluster: LocalCluster, submitted: str) -> None:
     def counted() -> dict[str, Any] | None:
         shown = cluster.show(NAME)
@@ -296,7 +295,6 @@ def upload(client: Any, raw: bytes) -> str:
     return location
 
 
-@pytest.mark.long
 def test_of_many_submissions_with_one_name_exactly_one_is_taken(
     cluster: LocalCluster, project: Path, submitted: str, connect: Callable[[], Any]
 ) -> None:
@@ -373,7 +371,6 @@ def deployed(connect: Callable[[], Any], location: str, conf: dict[str, Any], to
     eventually(asked, 120, f"a deployment with {conf}", interval=1)
 
 
-@pytest.mark.long
 def test_hot_deploy_and_gray_upgrade_over_thrift(
     client: Any, connect: Callable[[], Any], cluster: LocalCluster, project: Path, submitted: str
 ) -> None:
@@ -416,7 +413,6 @@ def test_hot_deploy_and_gray_upgrade_over_thrift(
     cluster.wait_running(NAME, timeout=120)
 
 
-@pytest.mark.long
 def test_thrift_turns_a_topology_off_and_on_and_rebalances_it(
     client: Any, cluster: LocalCluster, submitted: str
 ) -> None:

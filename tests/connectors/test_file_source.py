@@ -248,18 +248,19 @@ def test_a_folder_that_cannot_be_listed_is_named_and_its_files_are_not_forgotten
         # A folder that is not there yet has no files, which is no fault.
         run_until(harness, lambda: positions(harness) == {} and lags(harness) == {"files": [0, 0.0]})
         assert harness.errors == []
-        folder.mkdir()
-        (folder / "a.jsonl").write_text("1")
+        (tmp_path / "away").mkdir()
+        (tmp_path / "away" / "a.jsonl").write_text("1")
+        folder.symlink_to(tmp_path / "away")
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end"})
-        # It leads to itself.
-        folder.rename(tmp_path / "away")
-        folder.symlink_to(folder)
+        # It leads to itself, from one moment to the next.
+        (tmp_path / "loop").symlink_to(folder)
+        (tmp_path / "loop").replace(folder)
         run_until(harness, lambda: harness.errors)
         assert "symbolic links" in str(harness.errors[0][1])
         until = time.monotonic() + 0.5
         run_until(harness, lambda: time.monotonic() > until)
-        folder.unlink()
-        (tmp_path / "away").rename(folder)
+        (tmp_path / "back").symlink_to(tmp_path / "away")
+        (tmp_path / "back").replace(folder)
         (folder / "ab.jsonl").write_text("2")
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end", "ab.jsonl": "end"})
     assert Use.seen == [1, 2]

@@ -158,7 +158,7 @@ def test_a_row_that_the_commit_a_trigger_or_an_index_refuses_is_rejected_alone(
     errors = ["SyntaxError", "SyntaxError", "RaiseException", "ProgramLimitExceeded", "GeneratedAlways"]
     assert [(at, why.split(":")[0]) for at, why in sorted(refused.value.rows.items())] == [*enumerate(errors, 20)]
     with pytest.raises(Rejected) as refused:
-        sink.write([Row({"n": 60}), Row({"n": 61, "up": 999}), Row({"n": 62, "up": 63}), Row({"n": 63})], 1)
+        sink.write([Row({"n": 62, "up": 63}), Row({"n": 61, "up": 999}), Row({"n": 60, "up": 62}), Row({"n": 63})], 1)
     assert [(at, why.split(":")[0]) for at, why in refused.value.rows.items()] == [(1, "ForeignKeyViolation")]
     assert rows_of(db) == []
     sink.write(good, 1)

@@ -142,6 +142,7 @@ def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session: Any) -
         assert sorted(part.name for part in (root / kind).iterdir()) == ["hour=2026-01-01-13", "hour=2026-01-01-14"]
 
 
+@pytest.mark.long
 def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(
     world: DagsterWorld, spark_remote: str, session: Any
 ) -> None:

@@ -30,7 +30,7 @@ from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.fuzz_messages import batch_messages, http_messages, launcher_messages, thrift_messages, worker_messages
-from storm_rigs.fuzzing import DEADLINE, SECS, Listener, fuzz, listening_process, tcp, within
+from storm_rigs.fuzzing import DEADLINE, SEARCHING, SECS, Listener, fuzz, listening_process, tcp, within
 from storm_rigs.thrift_calls import encode_call
 from storm_rigs.worker_rig import WorkerRig, free_port
 
@@ -270,7 +270,7 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
         forks = psutil.Process(warm.pid)
         # Only this user gets there, and a launcher that is not answered starts its run the stock way. Each connection
         # has a process, which does not outlive it for long.
-        fuzz(Listener("warm runs", warm.pid, connect, launcher_messages, ask, held=8, pause=0.3))
+        fuzz(Listener("warm runs", warm.pid, connect, launcher_messages, ask, held=8, pause=0.3 if SEARCHING else 0.6))
         eventually(lambda: not forks.children(), 60, "the end of the forks")
     finally:
         warm.terminate()

@@ -43,6 +43,8 @@ class KeyedState:
         """Key -> encoded value, ``None`` if removed; since the last checkpoint."""
         self._journal: list[tuple[Any, Any, Any]] = []
         """(key, value before, change before) of each change by the current tuple."""
+        self.refused: dict[Any, tuple[Tuple, Any]] = {}
+        """Id -> tuple and reason, of what the current tuple's or batch's code failed: copies fail with it."""
 
     def _own_key(self, key: Any) -> Any:
         key = key_of(key)
@@ -126,6 +128,7 @@ class KeyedState:
 
     def _begin(self) -> None:
         self._journal.clear()
+        self.refused.clear()
 
     def _undo(self) -> None:
         for key, value, change in reversed(self._journal):
@@ -192,8 +195,6 @@ class StateDriver:
         """The newest tuple whose grouping key was hashed, and the hash."""
         self._rejected: Tuple | None = None
         """The tuple that the bolt failed last."""
-        self._refused: set[Any] = set()
-        """Ids that it failed since it was given a tuple: the rest of its batch does not make them applied."""
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
         self._rotate_at = runner.shared.now_ms() + self._rotate_ms
         self._forgotten: MutableMapping[Any, int] = {}
@@ -240,7 +241,6 @@ class StateDriver:
         if self._group_at and self._goes_elsewhere(tup):
             return
         self.state._begin()
-        self._refused.clear()
         contents = self.log.contents
         name = self.id_of(tup)
         known = name is not None and (name in contents.ids or name in contents.old_ids)
@@ -289,9 +289,10 @@ class StateDriver:
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint, which also saves its id."""
         name = self.id_of(tup)
-        if name is not None and name in self._refused:
-            if tup._tree is not None:
-                self._fail(tup)
+        if name is not None and name in self.state.refused:
+            first, reason = self.state.refused[name]
+            if tup is not first:
+                self._fail(tup, reason)
             return
         if name is not None:
             number = self.key_hash(tup)
@@ -305,7 +306,7 @@ class StateDriver:
         """Fail a tuple, unless it is acked. It does not count as applied: a replay is processed."""
         if tup not in self.pending_acks:
             self._rejected = tup
-            self._refused.add(self.id_of(tup))
+            self.state.refused[self.id_of(tup)] = (tup, reason)
             self._fail(tup, reason)
 
     def _withdraw(self, tup: Tuple) -> None:
