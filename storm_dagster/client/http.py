@@ -90,8 +90,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
                 return [nimbus.http for nimbus in cluster.nimbuses]
             return seed_urls(conf)
 
-        thing = f"the cluster of {conf_dir or folder}"
-        return NimbusClient(urls, thing=thing, security=Security.of(conf), **options)
+        return NimbusClient(urls, thing=f"the cluster of {conf_dir or folder}", security=Security.of(conf), **options)
 
     def close(self) -> None:
         """Close the connections."""

@@ -60,8 +60,7 @@ def groups_of(user: str) -> frozenset[str]:
     if not _USER.fullmatch(user):
         return frozenset()
     try:
-        entry = pwd.getpwnam(user)
-        numbers = os.getgrouplist(user, entry.pw_gid)
+        numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
     except (KeyError, OSError):
         return frozenset()
     found: set[str] = set()
@@ -210,8 +209,7 @@ class Authentication:
                 )
             return
         operation, topology = operation_of(scope["method"], scope["path"])
-        conf = None if topology is None else self._topology_conf(topology)
-        authorize(caller, operation, self._conf, conf)
+        authorize(caller, operation, self._conf, None if topology is None else self._topology_conf(topology))
 
     async def _refuse(self, error: StormDagsterError, scope: Scope, receive: Receive, send: Send) -> None:
         host = (scope.get("client") or ("?",))[0]

@@ -36,8 +36,7 @@ _BROWSER_HEADERS = [
 
 def allowed_hosts(configured: Iterable[str]) -> frozenset[str]:
     """Host names under which the service may be addressed: the configured ones, this machine's, localhost."""
-    own = {"localhost", socket.gethostname().lower()}
-    return frozenset(own | {name.lower() for name in configured})
+    return frozenset({"localhost", socket.gethostname().lower(), *map(str.lower, configured)})
 
 
 def host_of(authority: str) -> str:
@@ -89,8 +88,7 @@ class Guard:
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         if scope["type"] == "websocket":
             # Its page must be ours, too: no browser asks this server whether another one may open it.
-            scheme = scope.get("scheme", "ws").replace("ws", "http")
-            refused = self._refusal("CONNECT", scheme, headers) is not None
+            refused = self._refusal("CONNECT", scope.get("scheme", "ws").replace("ws", "http"), headers) is not None
             await (refuse_websocket(send) if refused else self._app(scope, receive, send))
             return
         if scope["type"] != "http":

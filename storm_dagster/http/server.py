@@ -24,8 +24,7 @@ from storm_dagster.model.peers import is_own_peer
 
 def listen(host: str, port: int, key: str) -> socket.socket:
     """A listening socket; :class:`Unavailable` names a port that is taken, and its conf key."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

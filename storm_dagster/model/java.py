@@ -73,8 +73,7 @@ def java_command() -> str:
 
 def _folder() -> Path:
     """The cache folder of this user only: its files are mapped as code."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "storm-dagster" / "class-data"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "storm-dagster" / "class-data"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022:
         raise PermissionError(f"others may write into {folder}")

@@ -445,8 +445,7 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
 def _unknown_bytes(value: object) -> int:
     """Bytes of the fields that this release does not know, in a record and in all records below it."""
     if isinstance(value, Record):
-        unknown = len(to_json(value.model_extra)) if value.model_extra else 0
-        return unknown + _unknown_bytes(value.__dict__)
+        return (len(to_json(value.model_extra)) if value.model_extra else 0) + _unknown_bytes(value.__dict__)
     if isinstance(value, Mapping):
         return sum(_unknown_bytes(each) for each in value.values())
     return sum(_unknown_bytes(each) for each in value) if isinstance(value, tuple) else 0

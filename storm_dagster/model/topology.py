@@ -139,8 +139,7 @@ def check_inputs(spec: TopologySpec, bolt_id: str) -> dict[tuple[str, str], Stre
         if (given.component, given.stream) in found:
             raise InvalidTopology(f"{reads} twice, so that it would get every tuple twice: keep one grouping")
         found[given.component, given.stream] = stream
-        needs_fields = GROUPINGS[given.grouping.type].needs == "fields"
-        for name in given.grouping.fields if needs_fields else ():
+        for name in given.grouping.fields if GROUPINGS[given.grouping.type].needs == "fields" else ():
             if name not in stream.fields:
                 raise InvalidTopology(
                     f"{reads} with {given.grouping.type} grouping by field {name!r}, which the stream does not declare: "

@@ -258,8 +258,7 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         return self._result()
 
     def _result(self) -> HarnessResult:
-        recorder = self.tasks(_RECORDER)[0]
-        result = HarnessResult(list(recorder.tuples), errors=list(self.errors))
+        result = HarnessResult(list(self.tasks(_RECORDER)[0].tuples), errors=list(self.errors))
         for runner in self.engine.runners.values():
             if isinstance(runner, SpoutBase) and runner.letters.file is not None:
                 result.dead_letters += runner.letters.file.read().values()

@@ -105,6 +105,5 @@ def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: 
     else:
         transaction.delete(here)
     if move.kind == "upgraded":
-        there = f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}"
-        transaction.create(there, encode_record(move.record))
+        transaction.create(f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}", encode_record(move.record))
     transaction.commit()

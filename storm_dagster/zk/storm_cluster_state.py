@@ -65,8 +65,7 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is :class:`Conflict`. Workers,
     which cannot read its ACL, trust their supervisor.
     """
-    given = conf.values if isinstance(conf, ClusterConf) else conf
-    full = {**default_conf(), **given}
+    full = {**default_conf(), **(conf.values if isinstance(conf, ClusterConf) else conf)}
     session = open_session(full)
     if zookeeper_payload(full) and not full.get(SUPER_ACL):
         try:
@@ -338,6 +337,5 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
             ids.setdefault(name, len(ids) + 1)
         record = known.model_copy(update={"sample_rate": sample_rate, "ids": ids})
         if not raw[0] or ids != known.ids:
-            transaction = self._assigned(topology_id, assignment_version)
-            transaction.set(path, encode_record(record), raw[1].version).commit()
+            self._assigned(topology_id, assignment_version).set(path, encode_record(record), raw[1].version).commit()
         return record

@@ -59,8 +59,7 @@ class Cause:
 
     def words(self) -> str:
         """The cause in words."""
-        slot = f"{self.host}:{self.port}"
-        text = _WORDS[self.kind].format(slot=slot, host=self.host, node=self.node)
+        text = _WORDS[self.kind].format(slot=f"{self.host}:{self.port}", host=self.host, node=self.node)
         return f"{text} ({len(self.tasks)} tasks)" if self.tasks else text
 
     def to_json(self) -> dict[str, Any]:

@@ -50,8 +50,7 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
         side = 0 if tops[0] <= tops[1] else 1
         left, top = _MARGIN + side * (column + _MARGIN), tops[side]
         height = _HEADER + max(1, len(item.slots)) * _ROW + 6
-        line = GONE if item.gone else "#c3c9d1"
-        body.append(box(left, top, column, height, "#f5f6f8", line))
+        body.append(box(left, top, column, height, "#f5f6f8", GONE if item.gone else "#c3c9d1"))
         words = f"{short(item.id)} on {short(item.host)}{' (gone)' if item.gone else ''}"
         body.append(label(left + 8, top + 18, words, 12, "#2b2f36", bold=True))
         for row, slot in enumerate(item.slots):
@@ -79,8 +78,7 @@ def _slot(slot: DrawnSlot, x: float, y: float, width: float, colors: Mapping[str
     for index, (component, count) in enumerate(counts.items()):
         share = room * count / total
         words = f"{slot.topology}: {component} x{count}"
-        opacity = (1.0, 0.82)[index % 2]
-        yield bar(at, y, share, _ROW - 6, fill, words, opacity)
+        yield bar(at, y, share, _ROW - 6, fill, words, opacity=(1.0, 0.82)[index % 2])
         text = f"{component} x{count}" if count > 1 else component
         letters = int((share - 8) / 6.2)
         if len(text) > letters > 3:

@@ -75,7 +75,6 @@ def move_faults(name: str, moves: Mapping[str, Any], workers: Mapping[str, Colle
         had += [len(tasks)] if left[node] > 0 else []
         left[node] -= 1
     has = sorted((len(tasks) for tasks in workers.values()), reverse=True)
-    may_stay = sum(min(pair) for pair in zip(had, has, strict=False))
-    needed = sum(map(len, held.values())) - may_stay
+    needed = sum(map(len, held.values())) - sum(map(min, had, has))
     if moved > needed + moves["slack"]:
         yield f"{name}: the last rebalance moved {moved} tasks where {needed + moves['slack']} were enough"

@@ -53,8 +53,7 @@ class Balanced(Strategy):
             if slot is None:
                 unplaced.append(number)
                 continue
-            why = Reason.SLOT_OLD if wanted.old else Reason.SLOT_USER
-            allocation.take(slot, why, "requested", number)
+            allocation.take(slot, Reason.SLOT_OLD if wanted.old else Reason.SLOT_USER, "requested", number)
             _block(blocked, wanted, slot)
         own_master: Slot | None = None
         if about.keeps:
@@ -167,8 +166,7 @@ def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
         stays = all(worker in beside for worker in (*plain, *fuller))
         if without + 1 > saved + stays:
             (plain, fuller), stays = others_kept, True
-    kept = sorted([*plain, *fuller], key=lambda worker: (-worker.size, worker.slot))
-    for worker in kept:
+    for worker in sorted([*plain, *fuller], key=lambda worker: (-worker.size, worker.slot)):
         allocation.take(worker.slot, Reason.SLOT_REUSED, "fuller" if worker in fuller else "reuse", worker.worker)
     return home.slot if home is not None and stays else None
 
@@ -208,8 +206,7 @@ def _spread(
 def _choose_master(slots: list[AllocatedSlot]) -> None:
     """Give the master an empty slot on the supervisor that has most slots of the topology."""
     crowd = Counter(slot.node for slot in slots)
-    empty = [slot for slot in slots if slot.role == "empty"]
-    max(empty, key=lambda slot: crowd[slot.node]).role = "master"
+    max((slot for slot in slots if slot.role == "empty"), key=lambda slot: crowd[slot.node]).role = "master"
 
 
 def _apart(assignment: TaskAssignment, workers: Sequence[FilledWorker]) -> dict[int, set[str]]:

@@ -84,8 +84,7 @@ def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int
     share, remainder = fair_share((sum(why is not Reason.STAYS for why in w.reasons) for w in workers), unassigned)
     remainder -= sum(Reason.STAYS in worker.reasons and len(worker.positions) > share for worker in workers)
     selector = WorkerSelector(workers, share, remainder, about.related, about.system)
-    before = sorted(position for position in chosen if rank(position) < rank(asked))
-    selector.place(before, component, apart)
+    selector.place(sorted(position for position in chosen if rank(position) < rank(asked)), component, apart)
     kind = component[asked]
     keys = sorted(selector.apart_keys(kind, apart[kind]) if kind in apart else selector.open_keys(kind))
     if not keys or keys[0][-1] != chosen.get(asked):

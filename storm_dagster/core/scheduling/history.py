@@ -133,8 +133,7 @@ def _match_executors(executors: Executors, old: list[OldWorker]) -> None:
 
 def _judge(event: str, old: list[OldWorker], dead: set[int], beating: set[int]) -> None:
     for worker in old:
-        struck = event == "monitor" and not dead.isdisjoint(worker.tasks)
-        if event == "new" or struck:
+        if event == "new" or (event == "monitor" and not dead.isdisjoint(worker.tasks)):
             continue
         if not beating.isdisjoint(worker.tasks):
             worker.state = UNSTOPPED

@@ -250,8 +250,7 @@ def _tick(slot: Slot, event: model.Tick, now: float, limits: SlotLimits) -> _Res
         worker_id = slot.worker.id
         slot, fetch = _fetch(slot, now)
         first = slot.killed_at is None and now - slot.since >= limits.kill_after
-        again = slot.killed_at is not None and now - slot.killed_at >= _KILL_AGAIN
-        if first or again:
+        if first or (slot.killed_at is not None and now - slot.killed_at >= _KILL_AGAIN):
             return replace(slot, killed_at=now), (model.Kill(worker_id), *fetch)
         return slot, fetch
     silent_for = now - slot.beat_at

@@ -247,8 +247,7 @@ def _request(record: GrayUpgrade | None, selection: Selection) -> GrayUpgrade:
 
 def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
     """The record goes, the status is ACTIVE again, the code stays what it was."""
-    after = apply_event(base, "end_upgrade")
-    return UpgradeTransition(outcome, after, reason=reason, step="finish_rollback")
+    return UpgradeTransition(outcome, apply_event(base, "end_upgrade"), reason=reason, step="finish_rollback")
 
 
 def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) -> bool:

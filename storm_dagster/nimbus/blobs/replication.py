@@ -115,8 +115,7 @@ class Replicator:
                 if future is not None:
                     running[future] = peer
             while running and 1 + len(holders) < minimum:
-                left = deadline - time.monotonic()
-                done, _ = wait(running, timeout=max(left, 0), return_when=FIRST_COMPLETED)
+                done, _ = wait(running, timeout=max(deadline - time.monotonic(), 0), return_when=FIRST_COMPLETED)
                 for future in done:
                     peer = running.pop(future)
                     error = future.exception()

@@ -57,8 +57,7 @@ class BlobSync:
             self._cluster.watches.add_wake(paths.BLOBSTORE, wake)
         registered = self._registry.keys(watch=wake is not None)
         needed = self._registry.survey(sorted(needed_blobs(self._registry.topologies(), registered)))
-        lacking = {key: entry for key, entry in needed.items() if not self._is_held(entry)}
-        return lacking, needed
+        return {key: entry for key, entry in needed.items() if not self._is_held(entry)}, needed
 
     def _is_held(self, entry: Registered) -> bool:
         try:
@@ -97,8 +96,7 @@ class BlobSync:
         """
         if self._blobs.shared:
             return
-        others = sorted(set(self._registry.keys()) - needed)
-        for entry in self._registry.survey(others).values():
+        for entry in self._registry.survey(sorted(set(self._registry.keys()) - needed)).values():
             if entry.record is None:
                 continue
             if self._is_held(entry):

@@ -159,8 +159,7 @@ class BlobEndpoints:
         claimed = _number(request, "X-Storm-Epoch")
         if claimed is None:
             raise InvalidRequest("a copy carries the header X-Storm-Epoch")
-        state = self._nimbus.cluster.state
-        state.sync_path(paths.EPOCH)
+        self._nimbus.cluster.state.sync_path(paths.EPOCH)
         found = self._nimbus.cluster.epoch()
         if found is None or found[0] != claimed or found[1].leader == self._nimbus.identity.address:
             raise Fenced(f"the copy comes from epoch {claimed}, which is over: nothing was stored")

@@ -149,8 +149,7 @@ def event_endpoint(nimbus: Nimbus) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         # Nothing of an unauthorized body is read.
         topology_id = await run_in_threadpool(known, request)
-        document = await bounded_json(request)
-        return JSONResponse(await run_in_threadpool(report, topology_id, document))
+        return JSONResponse(await run_in_threadpool(report, topology_id, await bounded_json(request)))
 
     return endpoint
 

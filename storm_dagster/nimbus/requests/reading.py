@@ -60,8 +60,7 @@ class ClusterReader:
     def view(self) -> ClusterView:
         """The cluster now, or as it was at most 0.2 s ago."""
         with self._view_lock:
-            now = time.monotonic()
-            if self._view is None or now - self._view[0] > _VIEW_SECS:
+            if self._view is None or time.monotonic() - self._view[0] > _VIEW_SECS:
                 loaded = self._nimbus.shown_view()
                 # Counted from now on: of a large cluster, reading takes longer than a view is shared.
                 self._view = (time.monotonic(), loaded)
@@ -252,8 +251,7 @@ class ClusterReader:
 
     def figures(self, topology: TopologyView) -> tuple[Mapping[str, Any] | None, float]:
         """For a page: the statistics, which are those of a minute ago at worst, and their age in seconds."""
-        ask = self._masters.ask
-        return self._stats.latest(topology.id, lambda: ask(topology), self._askers, _PATIENCE_SECS)
+        return self._stats.latest(topology.id, lambda: self._masters.ask(topology), self._askers, _PATIENCE_SECS)
 
     def history(self, topology: TopologyView, component: str, day: bool) -> Mapping[str, Any]:
         """For a page: rows of the topology master's rings (``{"columns", "interval", "rows"}``); empty without any."""

@@ -55,10 +55,7 @@ class WorkerLevels:
 
     def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:
         """Logger -> ``{"level", "secs", "reset"}``: what is changed in any worker that answers."""
-        found: dict[str, dict[str, Any]] = {}
-        for _, answer in self._ask_all(topology, {}):
-            found.update(answer or {})
-        return found
+        return {name: change for _, answer in self._ask_all(topology, {}) for name, change in (answer or {}).items()}
 
     def _ask_all(
         self, topology: TopologyView, changes: dict[str, LevelChange]
@@ -207,8 +204,7 @@ def _ask(
     live = topology.live_workers.get(worker.slot) if worker is not None else None
     if worker is None or live is None:
         return None
-    key = link_key_of(security, topology.id)
-    return ask_worker(worker.host, worker.port, live.token, op, secs, key, **asked)
+    return ask_worker(worker.host, worker.port, live.token, op, secs, link_key_of(security, topology.id), **asked)
 
 
 def _components(topology: TopologyView) -> Mapping[str, ComponentTasks]:

@@ -70,8 +70,7 @@ class Blobs:
 
     def list(self, session: str | None) -> Any:
         """A ListBlobsResult: the next hundred keys. The session is the last key: it takes no memory and never expires."""
-        stored = self._nimbus.blobs.keys("")
-        keys = sorted(key for key in stored if not key.startswith(_INTERNAL))
+        keys = sorted(key for key in self._nimbus.blobs.keys("") if not key.startswith(_INTERNAL))
         page = [key for key in keys if not session or key > session][:_PAGE]
         return load_idl().ListBlobsResult(keys=page, session=page[-1] if page else session or "")
 

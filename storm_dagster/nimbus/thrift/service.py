@@ -163,8 +163,7 @@ class ThriftService:
             frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"], threads=nimbus.conf["nimbus.thrift.threads"]
         )
         security = Security.of(nimbus.conf)
-        access = Access(security, nimbus.conf.values, reader.conf, groups_of)
-        dispatcher = Dispatcher(self._handler, access.check)
+        dispatcher = Dispatcher(self._handler, Access(security, nimbus.conf.values, reader.conf, groups_of).check)
         tls = security.server_context() if security.tls else None
         self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls, own_user_only=owners_only(security))
 

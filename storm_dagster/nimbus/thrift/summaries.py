@@ -96,16 +96,16 @@ class Summaries:
 
     def owners(self, owner: str | None) -> list[Any]:
         """An OwnerResourceSummary for each owner, or of this one: what the workers of his topologies were given."""
-        rows: list[Any] = []
-        for name, topologies in page_snapshot.topologies_by_owner(self._reader.view(), owner or None).items():
-            row = load_idl().OwnerResourceSummary(
+        found = page_snapshot.topologies_by_owner(self._reader.view(), owner or None)
+        return [
+            load_idl().OwnerResourceSummary(
                 owner=name,
                 total_topologies=len(topologies),
                 **fields_of("OwnerResourceSummary", page_snapshot.TopologySize.of(*topologies)),
                 **dict.fromkeys(("requested_off_heap_memory", "assigned_off_heap_memory"), 0.0),
             )
-            rows.append(row)
-        return rows
+            for name, topologies in found.items()
+        ]
 
     def sched_status(self, topology: TopologyView) -> str:
         """Description of the placement's outcome."""

@@ -195,8 +195,7 @@ def build_routes(
             targets = sorted(tasks_of.get(reader, ()))
             for item in reading.inputs:
                 if item.component == component and item.stream == stream and targets:
-                    links = [link(target, stream) for target in targets]
-                    _subscribe(route, item.grouping, links, task, context)
+                    _subscribe(route, item.grouping, [link(target, stream) for target in targets], task, context)
         route.copies = len(route.fans)
         if route.copies == 1 and not route.many and route.direct is None:
             route.only = route.fans[0]

@@ -52,8 +52,7 @@ def _mark(report: WorkerReport, received: float) -> _Mark:
             continue
         emitted = sum(number for name, number in one.streams.get("emitted", {}).items() if not name.startswith("__"))
         counts = (int(one.stats.get(name, 0)) for name in ("acked", "failed"))
-        executed = sum(_inputs(one).values())
-        tasks[task] = (executed, emitted, *counts, one.busy_ns, one.timed, one.held_ms)
+        tasks[task] = (sum(_inputs(one).values()), emitted, *counts, one.busy_ns, one.timed, one.held_ms)
         kinds = one.latencies.get(":all-time", {})
         found.setdefault(one.component, []).extend(kinds.get("complete", kinds.get("execute", {})).values())
     secs = report.system.get("uptime_ms", report.uptime_secs * 1000) / 1000

@@ -145,8 +145,7 @@ class NativeEngine:
             open_state=self.shared.storage.open_task_state,
             open_positions=self.shared.storage.open_positions,
         )
-        system = _SYSTEM.get(component)
-        make = system or partial(make_runner, is_spout=component in self.spec.spouts)
+        make = _SYSTEM.get(component) or partial(make_runner, is_spout=component in self.spec.spouts)
         self.runners[task] = make(self.shared, context, part)
         self._starting = True
 

@@ -187,8 +187,7 @@ class ClusterSync:
             pause = interval
             try:
                 # No request while nothing is due: the pings of the session keep the lease.
-                now = time.monotonic()
-                due = now - self._refreshed >= (_BLOCKED_SECS if blocked else poll)
+                due = time.monotonic() - self._refreshed >= (_BLOCKED_SECS if blocked else poll)
                 if self._stale.is_set() or due or not self.lease.granted:
                     self._stale.clear()
                     blocked = self._refresh()

@@ -129,8 +129,7 @@ class Loop:
         """``paused``, ``starting`` or ``running``."""
         if self.paused:
             return "paused" if self.lease.pauses else "starting"
-        running = all(status == "running" for status in self.statuses().values())
-        return "running" if running else "starting"
+        return "running" if all(status == "running" for status in self.statuses().values()) else "starting"
 
     # -- calls of ClusterSync, in the loop's thread -----------------------------------------------------
 

@@ -56,8 +56,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
 
     def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
         """As for bolts, but a spout may wait for data as long as nothing waits for the spout."""
-        found = super().stuck_calls(since)
-        return [one for one in found if one[1] != "next_tuple" or not self.inbox.empty()]
+        return [one for one in super().stuck_calls(since) if one[1] != "next_tuple" or not self.inbox.empty()]
 
     def busy_elsewhere(self) -> bool:
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")

@@ -128,8 +128,7 @@ class PageFacts:
         def draw() -> str:
             topology = topology_by_name(self._reader.view(), request.path_params["name"])
             stats, _ = self._reader.figures(topology)
-            flow = TopologyFlow(topology, stats, self._reader.code(topology), (), int(time.time()))
-            return flow.picture("", None)
+            return TopologyFlow(topology, stats, self._reader.code(topology), (), int(time.time())).picture("", None)
 
         try:
             return Response(await run_read(draw), media_type="image/svg+xml", headers={"Cache-Control": "no-store"})

@@ -89,20 +89,18 @@ class ClusterPages:
 
     def nimbuses(self) -> dict[str, Any]:
         """Every nimbus that is alive."""
-        rows: list[dict[str, Any]] = []
-        for one in self._reader.cluster()["nimbuses"]:
-            uptime = one["uptime_secs"]
-            rows.append(
-                {
-                    "host": one["host"],
-                    "port": one["port"] or 0,
-                    "status": "Leader" if one["leader"] else "Not a Leader",
-                    "version": one["version"] or "Not applicable",
-                    "nimbusUpTime": "Not applicable" if uptime is None else pretty_secs(uptime),
-                    "nimbusUpTimeSeconds": "Not applicable" if uptime is None else str(uptime),
-                    "nimbusLogLink": self._log_link(one),
-                }
-            )
+        rows = [
+            {
+                "host": one["host"],
+                "port": one["port"] or 0,
+                "status": "Leader" if one["leader"] else "Not a Leader",
+                "version": one["version"] or "Not applicable",
+                "nimbusUpTime": "Not applicable" if one["uptime_secs"] is None else pretty_secs(one["uptime_secs"]),
+                "nimbusUpTimeSeconds": "Not applicable" if one["uptime_secs"] is None else str(one["uptime_secs"]),
+                "nimbusLogLink": self._log_link(one),
+            }
+            for one in self._reader.cluster()["nimbuses"]
+        ]
         return {"nimbuses": rows}
 
     def _log_link(self, row: Mapping[str, Any]) -> str:
