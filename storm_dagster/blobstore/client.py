@@ -171,8 +171,7 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         while True:
             failure: StormDagsterError
             try:
-                base = self.leader_url() if callable(self.leader_url) else self.leader_url
-                response = request(base.rstrip("/"))
+                response = request((self.leader_url() if callable(self.leader_url) else self.leader_url).rstrip("/"))
                 if response.is_success:
                     return response
                 failure = response_error(response, key)

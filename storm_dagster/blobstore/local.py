@@ -279,15 +279,11 @@ class LocalBlobStore:
         if not candidates:
             return 0
         if self._uses is None:
-            uses: Counter[str] = Counter()
-            for name in os.listdir(self._keys):
-                try:
-                    meta = self._read_key(self._keys / name)
-                except Corrupt:
-                    return 0  # the damaged document may name any content: keep everything
-                if meta is not None:
-                    uses[meta.sha256] += 1
-            self._uses = uses
+            try:
+                found = [self._read_key(self._keys / name) for name in os.listdir(self._keys)]
+            except Corrupt:
+                return 0  # the damaged document may name any content: keep everything
+            self._uses = Counter(meta.sha256 for meta in found if meta is not None)
         removed = 0
         for sha256 in candidates - self._uses.keys():
             with suppress(FileNotFoundError):
