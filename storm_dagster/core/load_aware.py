@@ -65,5 +65,4 @@ class LoadAwareShuffle(Generic[T]):
         if len(set(weights)) == 1:
             self._restart(self.targets)
         else:
-            length = max(_MOST, 2 * len(weights))
-            self._restart([self.targets[index] for index in smooth_turns(weights, length)])
+            self._restart([self.targets[index] for index in smooth_turns(weights, max(_MOST, 2 * len(weights)))])

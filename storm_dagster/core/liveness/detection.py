@@ -319,8 +319,7 @@ class _TopologyCheck:
         """
         base = self._topology.base
         executors = sum(count for component, count in base.executors.items() if component != TOPOLOGY_MASTER)
-        lacking = min(base.workers, executors) - len(self._assignment.workers)
-        workers = min(lacking, self._round.free_slots)
+        workers = min(min(base.workers, executors) - len(self._assignment.workers), self._round.free_slots)
         if workers < 1 or base.status not in STEADY or memory.missing or memory.starting:
             return UNSET
         room = _first_seen(workers, self._known.room if self._known else None, self._now)

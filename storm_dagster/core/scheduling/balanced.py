@@ -57,8 +57,7 @@ class Balanced(Strategy):
             _block(blocked, wanted, slot)
         own_master: Slot | None = None
         if about.keeps:
-            at_home = sum(slot.slot in held for slot in allocation.slots)
-            kept = min(usable, count) - at_home
+            kept = min(usable, count) - sum(slot.slot in held for slot in allocation.slots)
             if requested and len(requested) + kept > count:
                 raise PlacementRefused(too_many_requests_refusal(about.name, len(requested), kept, count))
             own_master = _reuse(allocation, count - len(requested) - int(alone), alone)

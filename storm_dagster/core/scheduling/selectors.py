@@ -161,8 +161,7 @@ class WorkerSelector:
             rivals: list[Key] = outer[1:3]
             if len(mine) > 1:
                 rivals += [self._outer(node, key, component, near[node]) for key in mine[1:3]]
-            swept = self._add(number, position, component, _difference(best, rivals))
-            if swept:
+            if self._add(number, position, component, _difference(best, rivals)):
                 inner, outer, near = self._heaps(component, related)
                 continue
             near[node] += to_itself

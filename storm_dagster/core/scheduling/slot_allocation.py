@@ -161,8 +161,7 @@ class SlotAllocation:
         self.slots: list[AllocatedSlot] = []
         self.freed: list[int] = []
         """Live workers whose slots are released."""
-        nodes = ports.nodes_of(about.isolation)
-        self.within: list[str] | None = nodes or None
+        self.within: list[str] | None = ports.nodes_of(about.isolation) or None
         """Supervisors of its isolation hosts, if any is there; ``None``: all that no topology is isolated on."""
         self.reserve: int = max(0, about.reserve)
         self._released: set[Slot] = set()

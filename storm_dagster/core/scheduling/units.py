@@ -95,8 +95,7 @@ def service_order(topologies: Sequence[TopologyToPlace]) -> list[TopologyToPlace
 def executors_of(topology: TopologyToPlace, codes: Codes) -> Executors:
     """The topology's executors; a task in no group is one of its own. Numbers new components in ``codes``."""
     several = several_tasks(topology)
-    later = {task for tasks in several.values() for task in tasks[1:]}
-    unit = sorted(topology.tasks.keys() - later)
+    unit = sorted(topology.tasks.keys() - {task for tasks in several.values() for task in tasks[1:]})
     component = [codes.setdefault(topology.tasks[task], len(codes)) for task in unit]
     return Executors(unit, component, [several.get(task, (task,)) for task in unit] if several else None)
 

@@ -127,8 +127,7 @@ def _update_or_fetch(slot: Slot, now: float) -> _Result:
 
 def _enter_killing(slot: Slot) -> Slot:
     assert slot.worker is not None
-    same = _same_topology(slot.wanted, slot.worker.work)
-    return replace(slot, state="killing-to-relaunch" if same else "killing")
+    return replace(slot, state="killing-to-relaunch" if _same_topology(slot.wanted, slot.worker.work) else "killing")
 
 
 def _end_process(slot: Slot, now: float) -> _Result:

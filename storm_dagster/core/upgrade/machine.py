@@ -49,8 +49,7 @@ def pick(snapshot: UpgradeSnapshot) -> Pick | None:
     chosen = left if whole else left[: record.number]
     used_up = not record.workers and len(chosen) == len(left)
     component = None if used_up else record.component
-    after = record.model_copy(update={"continue_": False, "workers": (), "component": component})
-    return Pick(tuple(chosen), after)
+    return Pick(tuple(chosen), record.model_copy(update={"continue_": False, "workers": (), "component": component}))
 
 
 def code_for(worker: WorkerSlot, assignment: Assignment, state: UpgradeState | None) -> tuple[str, bool]:
