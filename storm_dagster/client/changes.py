@@ -97,13 +97,12 @@ def change_topology(
         if answer.get("run_id"):
             wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
         if row.until:
-            what = f"the end of the {verb}"
             found = wait_for_status(
                 nimbus,
                 name,
                 lambda now: (None if now is None else now["status"]) in row.until,
                 deadline=deadline,
-                what=what,
+                what=f"the end of the {verb}",
             ) or {"status": "KILLED"}
         if row.tasks:
             found = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)

@@ -184,8 +184,7 @@ def _least_deserving(connections: Collection[Any]) -> Any:
     """Of the peer with the most connections the one that is idle for longest, else the oldest."""
     now = time.monotonic()
     connections = [connection for connection in connections if isinstance(connection, _BoundedProtocol)]
-    of_peer = Counter((connection.client or ("",))[0] for connection in connections)
-    (greedy, most), *_ = of_peer.most_common(1)
+    ((greedy, most),) = Counter((connection.client or ("",))[0] for connection in connections).most_common(1)
     theirs = [connection for connection in connections if most == 1 or (connection.client or ("",))[0] == greedy]
     return min(theirs, key=lambda one: (not (one._waiting and now - one._idle_since > 1.0), one._idle_since))
 

@@ -127,5 +127,4 @@ def error_from_document(document: Any) -> StormDagsterError:
         return StormDagsterError(
             f"the service responded with something that is not an error document: {document!r:.200}"
         )
-    cls = _BY_NAME.get(str(error.get("type")), StormDagsterError)
-    return cls(str(error.get("message", "no message")))
+    return _BY_NAME.get(str(error.get("type")), StormDagsterError)(str(error.get("message", "no message")))

@@ -169,8 +169,7 @@ class CachedReads(ZooKeeperClusterState):
         if watch or not mine:
             return super().get_many(many, watch)
         rest = [path for path in many if path not in mine]
-        found = dict(zip(rest, super().get_many(rest), strict=True))
-        found.update(self._get_kept(mine))
+        found = {**dict(zip(rest, super().get_many(rest), strict=True)), **self._get_kept(mine)}
         return [found[path] for path in many]
 
     def _get_kept(self, wanted: Iterable[str]) -> dict[str, _Value]:

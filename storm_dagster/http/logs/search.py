@@ -42,10 +42,8 @@ def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, s
     key = search.key.lower() if search.ignore_case else search.key
     forward = search.search_from == "head"
     shown = 0
-    blocks = _blocks(stream, size, search.offset, len(key) - 1, forward)
-    for number, (start, raw) in enumerate(blocks, 1):
-        haystack = raw.lower() if search.ignore_case else raw
-        for place in _places(haystack, key, forward):
+    for number, (start, raw) in enumerate(_blocks(stream, size, search.offset, len(key) - 1, forward), 1):
+        for place in _places(raw.lower() if search.ignore_case else raw, key, forward):
             offset = start + place
             found.setdefault(offset, _context(stream, size, offset, len(key), search))
             shown += len(found[offset])
@@ -53,8 +51,7 @@ def search_log(stream: BinaryIO, size: int, search: Search) -> tuple[dict[int, s
                 following = offset + len(key) if forward else size - offset
                 return found, following if following < size else None
         if number >= MOST_BLOCKS or time.monotonic() > deadline:
-            end = start + len(raw) - (len(key) - 1)
-            following = end if forward else size - start - (len(key) - 1)
+            following = (start + len(raw) if forward else size - start) - (len(key) - 1)
             return found, following if following < size else None
     return found, None
 

@@ -39,8 +39,7 @@ class BlobSync:
         self._followed: tuple[str | None, float] | None = None
         # Blob that the leader does not have any more -> when that was first seen.
         self._unneeded: dict[str, float] = {}
-        options = Security.of(nimbus.conf).client_options()
-        self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **options)
+        self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **Security.of(nimbus.conf).client_options())
 
     def close(self) -> None:
         """Close the connections."""

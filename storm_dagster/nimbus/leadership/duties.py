@@ -193,8 +193,7 @@ class LeaderHealing(_Rounds):
         if not alone and now < self._next_poll:
             return
         self._next_poll = now + min(float(self._nimbus.conf["nimbus.monitor.freq.secs"]), self._backstop_secs / 4)
-        patience = 0.0 if alone else self._backstop_secs
-        settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=patience)
+        settings = HealingSettings(ctx.limits(), self._boot_id, patience_secs=0.0 if alone else self._backstop_secs)
         step = healing_step(self._nimbus.shown_view(), self._healing, now, settings)
         alarm = step.memory.alarm
         if alarm != self._nimbus.alarm:

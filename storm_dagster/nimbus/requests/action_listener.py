@@ -81,8 +81,7 @@ class ActionNotifier:
         if epoch is None:
             return
         ctx = self._nimbus.operations(epoch)
-        waiting = pending_actions(ctx)
-        for action in self._trim(ctx, waiting):
+        for action in self._trim(ctx, pending_actions(ctx)):
             if stop.is_set() or not self._idle.is_set():
                 return
             self._notify(action)

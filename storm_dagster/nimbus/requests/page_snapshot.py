@@ -273,9 +273,8 @@ def snapshot_topology(
             if entry.get("metrics")
         },
         back_pressure=sum(
-            1
+            bool((worker.get("system") or {}).get("back_pressure"))
             for worker in ((report or {}).get("workers") or {}).values()
-            if (worker.get("system") or {}).get("back_pressure")
         ),
     )
 

@@ -139,8 +139,7 @@ class ClusterReader:
         Then only administrators may do anything with it: what is not known is allowed to nobody.
         """
         try:
-            topology = topology_by_name(self.view(), name)
-            document = json.loads(self._nimbus.blobs.read(conf_key(topology.code_dir)))
+            document = json.loads(self._nimbus.blobs.read(conf_key(topology_by_name(self.view(), name).code_dir)))
         except (StormDagsterError, ValueError):
             return None
         return document if isinstance(document, Mapping) else None

@@ -179,11 +179,10 @@ def _executor_stats(one: page_snapshot.ExecutorSnapshot) -> Any:
     bolt, of = one.kind == "bolt", by_input if one.kind == "bolt" else by_stream
     stats = {name: of(name) for name in (*_COUNTS[2:], *(("executed",) if bolt else ()))}
     stats |= {f"{name}_avg": of(name) for name in _LATENCIES[one.kind].values()}
-    specific = idl.BoltStats(**stats) if bolt else idl.SpoutStats(**stats)
     return idl.ExecutorStats(
         emitted=by_stream("emitted"),
         transferred=by_stream("transferred"),
-        specific=idl.ExecutorSpecificStats(**{one.kind: specific}),
+        specific=idl.ExecutorSpecificStats(**{one.kind: (idl.BoltStats if bolt else idl.SpoutStats)(**stats)}),
         rate=1.0,
     )
 

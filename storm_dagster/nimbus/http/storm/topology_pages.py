@@ -47,8 +47,7 @@ class TopologyPages:
         view = self._reader.view()
         links = Links(view)
         copies = self._reader.replication([snapshot.id]).get(snapshot.id, 0)
-        topology = topology_by_name(view, snapshot.id)
-        head = topology_row(topology, copies, self._nimbus.identity.version)
+        head = topology_row(topology_by_name(view, snapshot.id), copies, self._nimbus.identity.version)
 
         return {
             **head,
@@ -69,8 +68,7 @@ class TopologyPages:
 
     def workers(self, name: str) -> dict[str, Any]:
         """``/topology-workers/:id``: each slot once."""
-        snapshot = self._reader.snapshot(name)
-        pairs = sorted({(worker.host, worker.port) for worker in snapshot.workers})
+        pairs = sorted({(worker.host, worker.port) for worker in self._reader.snapshot(name).workers})
         return {
             "hostPortList": [{"host": host, "port": number} for host, number in pairs],
             # Storm has one port for all hosts; here each supervisor names its own, this is the configured one.
