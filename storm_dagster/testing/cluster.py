@@ -50,11 +50,10 @@ class LocalCluster:
         """Start the cluster and wait until it is ready; raises a typed error if that fails."""
         size = [part for name, number in self._size.items() for part in (f"--{name}", str(number))]
         pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
-        done = run_cli(
+        run_cli(
             "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home), *size,
             "--timeout", str(self._timeout), *pairs, timeout=self._timeout + 90,
-        )  # fmt: skip
-        done.check()
+        ).check()  # fmt: skip
         # Tests and measurements begin with a warm cluster.
         eventually(self._warm, self._timeout, "a warm Spark server and warm runs", interval=0.2)
         return self

@@ -254,8 +254,7 @@ class Transport:
             raise Unavailable(
                 f"{host}:{port} cannot be bound ({error.strerror}): another worker or program holds the port"
             ) from None
-        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.port: int = int(endpoint.rpartition(":")[2])
+        self.port: int = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         """The bound port (any free one if 0 was requested)."""
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)

@@ -64,9 +64,8 @@ class ListeningClock:
 
     def tick(self, now: float, most: float) -> None:
         """Count the time since the last tick, unless that is more than ``most`` seconds."""
-        if self._ticked is not None:
-            passed = now - self._ticked
-            self.now += passed if passed <= most else 0.0
+        if self._ticked is not None and now - self._ticked <= most:
+            self.now += now - self._ticked
         self._ticked = now
 
 

@@ -74,8 +74,7 @@ class EventDelivery:
         if holder is not None:
             ledger.fail(holder)
         what = f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait for Dagster"
-        then = "its tuple fails" if holder is not None else "it is dropped"
-        self._report(runner, Unavailable(f"{what}: {then}"))
+        self._report(runner, Unavailable(f"{what}: {'its tuple fails' if holder is not None else 'it is dropped'}"))
 
     def run(self, now: float) -> bool:
         """Ack or fail the tuples of sent events, and send the next batch. Whether there was anything to do."""

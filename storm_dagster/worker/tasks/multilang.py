@@ -95,11 +95,10 @@ class ShellProcess:
             raise InvalidRequest(f"shell component: {command[0]!r} cannot be started: {error}") from None
         self.reported_pid: int | None = None
         self.send(first)
-        stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
         for role, target, pipe in (
-            ("in", self._read, stdout),
-            ("out", self._write, stdin),
-            ("log", self._log_errors, stderr),
+            ("in", self._read, self.process.stdout),
+            ("out", self._write, self.process.stdin),
+            ("log", self._log_errors, self.process.stderr),
         ):
             threading.Thread(target=target, args=(pipe,), name=f"{self.name}-{role}", daemon=True).start()
 
