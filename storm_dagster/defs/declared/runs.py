@@ -274,7 +274,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         )
         def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
             try:
-                with topology.connect() as (cluster, blobs):
+                with topology.connect(context.instance) as (cluster, blobs):
                     answer = decide(context.instance, read_actual(cluster, blobs, name))
             except StormDagsterError as error:
                 answer = error.message

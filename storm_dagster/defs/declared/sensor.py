@@ -67,7 +67,7 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
             clusters.setdefault(where, []).append(topology)
         ticked = {where: cursor.get(where) for where in clusters}
         for where, declared in clusters.items():
-            snapshots, trouble = _snapshots(declared)
+            snapshots, trouble = _snapshots(declared, instance)
             for topology in declared:
                 snapshot = snapshots.get(topology.name)
                 if len(events) < _MOST_EVENTS:
@@ -93,7 +93,9 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     return watch
 
 
-def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, DeclaredSnapshot], str]:
+def _snapshots(
+    declared: list[DeclaredTopology], instance: dg.DagsterInstance
+) -> tuple[dict[str, DeclaredSnapshot], str]:
     """Snapshots of the topologies of one cluster, taken in one session, and the error that ended it."""
     found: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
@@ -108,7 +110,7 @@ def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, DeclaredSnap
                 return None
 
         try:
-            cluster, blobs = stack.enter_context(declared[0].connect())
+            cluster, blobs = stack.enter_context(declared[0].connect(instance))
             view = cluster.load_view()
             for topology in declared:
                 found[topology.name] = topology.snapshot(cluster, blobs, view, measure)
