@@ -4,6 +4,7 @@ Other tools rely on the keys. What runs for a named cluster asks :class:`Dagster
 """
 
 import functools
+import time
 from typing import Any
 
 import dagster as dg
@@ -36,6 +37,21 @@ TOPOLOGY_TAG = "storm/topology"
 
 WAITING_STATUSES = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING]
 UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
+_SILENT_SECS = 7200.0
+
+
+def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filters: Any) -> bool:
+    """Whether a run of those ``filters`` has not finished.
+
+    One that died with its process stays "started" for ever unless Dagster monitors runs: after two hours in one status
+    it counts no more, except in the queue.
+    """
+    records = instance.get_run_records(
+        dg.RunsFilter(statuses=[*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING], **filters)
+    )
+    since = (time.time() if now is None else now) - _SILENT_SECS
+    queued = dg.DagsterRunStatus.QUEUED
+    return any(one.dagster_run.status == queued or one.update_timestamp.timestamp() > since for one in records)
 
 
 def topology_tags(name: str) -> dict[str, str]:

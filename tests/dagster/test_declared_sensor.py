@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -297,6 +298,7 @@ def test_an_ended_topology_stays_ended_and_its_checks_fail(shop: Shop) -> None:
 
 
 def test_changed_code_is_asked_for_by_the_sensor_or_the_schedule_and_not_by_both(shop: Shop) -> None:
+    shop.now = time.time()
     shop.runs(version="older")
     (request,) = list(shop.tick()[1].run_requests or [])
     assert (request.job_name, request.asset_selection) == ("deploy_declared", [KEY])

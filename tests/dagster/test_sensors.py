@@ -408,6 +408,24 @@ def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> N
         assert not result.partition_requests
 
 
+def test_a_submission_that_died_with_its_process_keeps_the_key_for_two_hours(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "lifecycle_sensor").cursor
+    config = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
+    assert world.run("kill_topology", config=config).success
+    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
+    job = world.defs.resolve_job_def("submit_topology")
+    tags = {"dagster/partition": "wc"}
+    world.instance.create_run_for_job(job, tags=tags, status=dg.DagsterRunStatus.STARTED)
+    cursor = evaluate(world, "lifecycle_sensor", cursor).cursor
+    assert not evaluate(world, "lifecycle_sensor", cursor).partition_requests
+    monkeypatch.setattr(keys, "_SILENT_SECS", 0.0)
+    (request,) = evaluate(world, "lifecycle_sensor", cursor).partition_requests
+    assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
+
+
 def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world: DagsterWorld) -> None:
     first = evaluate(world, "supervisor_sensor")
     assert [event.asset_key for event in first.observations] == [keys.SUPERVISORS]

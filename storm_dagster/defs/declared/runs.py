@@ -12,7 +12,7 @@ from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_check
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, describe_declared, differences
 from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
-from storm_dagster.defs.keys import UNFINISHED_STATUSES, described, topology_tags
+from storm_dagster.defs.keys import described, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
@@ -32,7 +32,6 @@ _AUTOMATIC_TAGS = {
 
 _CAUSE_TAG = "storm/deploys"
 _FINAL_TAG = "storm/final_error"
-_UNFINISHED = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
 _MOST_ATTEMPTS = 20
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 30.0, 1800.0
 
@@ -64,7 +63,7 @@ def deploy_request(
     the code changes.
     """
     cause = _cause(declaration, described, actual)
-    if cause is None or under_way(instance, declaration.name):
+    if cause is None or run_under_way(instance, now, tags=topology_tags(declaration.name)):
         return None
     before = instance.get_run_records(dg.RunsFilter(tags={_CAUSE_TAG: cause}), limit=_MOST_ATTEMPTS)
     if before:
@@ -77,11 +76,6 @@ def deploy_request(
             return None
     run_key, tags = f"{cause}:{len(before)}", {**topology_tags(declaration.name), _CAUSE_TAG: cause}
     return dg.RunRequest(run_key=run_key, job_name=DEPLOY_JOB, asset_selection=[key], tags=tags)
-
-
-def under_way(instance: dg.DagsterInstance, name: str) -> bool:
-    """Whether a run that changes the topology has not finished."""
-    return instance.get_runs_count(dg.RunsFilter(tags=topology_tags(name), statuses=_UNFINISHED)) > 0
 
 
 def _cause(declaration: Declaration, described: Described, actual: Actual | None) -> str | None:
@@ -291,7 +285,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         left_alone = ("code", "conf") if topology.policy == "manual" else ()
         if all(part.partition(".")[0] in left_alone for part in differ):
             return f"{name} is as declared"
-        if under_way(instance, name):
+        if run_under_way(instance, tags=tags):
             return f"a run changes {name} already"
         return dg.RunRequest(asset_selection=[topology.key], tags=tags)
 

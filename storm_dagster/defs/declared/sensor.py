@@ -13,8 +13,9 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
-from storm_dagster.defs.declared.runs import DEPLOY_JOB, DEPLOY_TAG, REBALANCE_JOB, ask_job, deploy_request, under_way
+from storm_dagster.defs.declared.runs import DEPLOY_JOB, DEPLOY_TAG, REBALANCE_JOB, ask_job, deploy_request
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
+from storm_dagster.defs.keys import run_under_way, topology_tags
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.defs.observe.sensors import digest, read_cursor
@@ -167,7 +168,9 @@ def _new_version(
     actual, key = snapshot.actual, topology.key
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
-    if under_way(instance, topology.name) or newest_version(instance, key) == actual.data_version:
+    if newest_version(instance, key) == actual.data_version:
+        return []
+    if run_under_way(instance, tags=topology_tags(topology.name)):
         return []
     metadata = {**snapshot.metadata, **snapshot.details}
     return [dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)]
