@@ -41,10 +41,10 @@ def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float,
 
 def tick_conf(conf: ClusterConf, instance: dg.DagsterInstance | None) -> ClusterConf:
     """``conf`` for a tick in ``instance`` (``None``: for a run): without ZooKeeper it waits no longer than others."""
-    key = "storm.zookeeper.connection.timeout"
     if instance is None or sensors_use_threads(read_settings(instance)):
         return conf
-    return conf.with_values({key: min(int(conf[key]), int(SHORT_TICK_SECS * 1000))}, "a tick")
+    wait_ms = min(int(conf["storm.zookeeper.connection.timeout"]), int(SHORT_TICK_SECS * 1000))
+    return conf.with_values({"storm.zookeeper.connection.timeout": wait_ms}, "a tick")
 
 
 def settings_check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

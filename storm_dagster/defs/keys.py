@@ -43,15 +43,12 @@ _SILENT_SECS = 7200.0
 def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filters: Any) -> bool:
     """Whether a run of those ``filters`` has not finished.
 
-    One that died with its process stays "started" for ever unless Dagster monitors runs: after two hours in one status
-    it counts no more, except in the queue.
+    Dagster may leave one whose process died as it was for ever: after two hours only the queue is believed.
     """
-    records = instance.get_run_records(
-        dg.RunsFilter(statuses=[*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING], **filters)
-    )
-    since = (time.time() if now is None else now) - _SILENT_SECS
-    queued = dg.DagsterRunStatus.QUEUED
-    return any(one.dagster_run.status == queued or one.update_timestamp.timestamp() > since for one in records)
+    statuses = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
+    records = instance.get_run_records(dg.RunsFilter(statuses=statuses, **filters))
+    since = (now or time.time()) - _SILENT_SECS
+    return any(r.dagster_run.status.value == "QUEUED" or r.update_timestamp.timestamp() > since for r in records)
 
 
 def topology_tags(name: str) -> dict[str, str]:

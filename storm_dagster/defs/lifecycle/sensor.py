@@ -8,12 +8,10 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 
 import dagster as dg
 import msgspec
 
-from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, check_settings
 from storm_dagster.defs.keys import SUPERVISORS, run_under_way
@@ -82,8 +80,6 @@ def lifecycle_sensor(
         with connect(handles, _log) as ops:
             known = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
             view, cluster_id = ops.cluster.load_view(), ops.cluster.cluster_id()
-            # PySpark would change the environment of the host project's code server, which its runs inherit.
-            ops = replace(ops, planner=plan_placement)
             report = finish_due(ops, known.due, boot_id=boot_id(), boot_now=boot_clock(), view=view)
             if report.done:
                 view = ops.cluster.load_view()

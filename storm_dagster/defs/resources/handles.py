@@ -98,7 +98,6 @@ class ClusterHandle(dg.ConfigurableResource):
     overrides: dict[str, Any] = described("cluster.overrides", default_factory=dict)
     asset_keys: dict[str, str] = described("cluster.asset_keys", default_factory=dict)
     spawn: bool = described("cluster.spawn", default=False)
-    _by_the_clock: bool = PrivateAttr(default=False)
     _ticks_in: dg.DagsterInstance | None = PrivateAttr(default=None)
     _closed: dg.ResourceDefinition | None = PrivateAttr(default=None)
 
@@ -119,8 +118,7 @@ class ClusterHandle(dg.ConfigurableResource):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Remember whether this serves a run, or a tick that nobody launched."""
-        self._by_the_clock = context.run is None
-        self._ticks_in = context.instance if self._by_the_clock else None
+        self._ticks_in = context.instance if context.run is None else None
 
     def asset_key(self, original: dg.AssetKey) -> dg.AssetKey:
         """The key under which that asset of ours is shown."""
@@ -130,10 +128,11 @@ class ClusterHandle(dg.ConfigurableResource):
     def conf(self, ticks_in: dg.DagsterInstance | None = None) -> ClusterConf:
         """The merged conf, read now: a cluster that was restarted meanwhile is found again.
 
-        A sensor or schedule that built the resource itself passes the instance that it ``ticks_in``. With ``spawn`` a local cluster is started first when none runs, except in a tick of a sensor or schedule: a
-        cluster that was stopped would come back by itself.
+        A sensor or schedule that built the resource itself passes the instance that it ``ticks_in``. With ``spawn`` a
+        local cluster is started first when none runs, except in a tick: a cluster that was stopped would come back by
+        itself.
         """
-        if self.spawn and not self._by_the_clock:
+        if self.spawn and self._ticks_in is None:
             ensure_local_cluster(self.home_path())
         conf = cluster_conf(self.home_path(), Path(self.conf_dir) if self.conf_dir else None, self.overrides or None)
         return tick_conf(conf, ticks_in or self._ticks_in)
