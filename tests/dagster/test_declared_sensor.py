@@ -357,6 +357,34 @@ def test_code_that_is_newer_than_the_location_is_seen(shop: Shop) -> None:
     assert "reload" not in str(shop.tick(70.0)[1].skip_reason)
 
 
+def test_code_that_the_location_has_not_loaded_asks_for_no_run_again_and_again(shop: Shop) -> None:
+    shop.file.write_text(CODE + "\n# changed\n", encoding="utf-8")
+    newer = describe_declared(shop.topology.declaration).code_version
+    shop.runs(version=newer)
+    for _ in range(3):
+        assert not shop.tick(70.0)[1].run_requests
+        assert "reload definitions" in str(shop.schedule("deploy_wc_schedule").skip_message)
+    shop.load()
+    assert not shop.tick(70.0)[1].run_requests
+    assert "is as declared" in str(shop.schedule("deploy_wc_schedule").skip_message)
+
+
+def test_the_rebalance_schedule_asks_for_a_run_only_where_tasks_would_move(shop: Shop) -> None:
+    shop.runs()
+    assert "wc is balanced" in str(shop.schedule("rebalance_wc_schedule").skip_message)
+    shop.ends()
+    shop.world.lose_supervisor("s2")
+    shop.runs()
+    shop.world.supervisor("s2")
+    request = shop.schedule("rebalance_wc_schedule")
+    assert isinstance(request, dg.RunRequest)
+    job = shop.defs.resolve_job_def("rebalance_declared")
+    shop.instance.create_run_for_job(
+        job, run_config=request.run_config, tags=request.tags, status=dg.DagsterRunStatus.STARTED
+    )
+    assert "already" in str(shop.schedule("rebalance_wc_schedule").skip_message)
+
+
 def test_a_cluster_out_of_reach_is_not_fresh_after_a_while(shop: Shop, tmp_path: Path) -> None:
     shop.runs()
     shop.tick()
