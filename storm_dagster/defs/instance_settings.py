@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.metadata import table
+from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.instance_advice import instance_advice, sensors_use_threads
 
 SETTINGS_CHECK = "instance_settings"
@@ -36,6 +37,14 @@ def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float,
         "; ticks are short because the sensors of this instance share one thread: sensors.use_threads: true in "
         "dagster.yaml makes it see changes at once"
     )
+
+
+def tick_conf(conf: ClusterConf, instance: dg.DagsterInstance | None) -> ClusterConf:
+    """``conf`` for a tick in ``instance`` (``None``: for a run): without ZooKeeper it waits no longer than others."""
+    if instance is None or sensors_use_threads(read_settings(instance)):
+        return conf
+    wait_ms = min(int(conf["storm.zookeeper.connection.timeout"]), int(SHORT_TICK_SECS * 1000))
+    return conf.with_values({"storm.zookeeper.connection.timeout": wait_ms}, "a tick")
 
 
 def settings_check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

@@ -4,6 +4,7 @@ Other tools rely on the keys. What runs for a named cluster asks :class:`Dagster
 """
 
 import functools
+import time
 from typing import Any
 
 import dagster as dg
@@ -36,6 +37,18 @@ TOPOLOGY_TAG = "storm/topology"
 
 WAITING_STATUSES = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING]
 UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
+_SILENT_SECS = 7200.0
+
+
+def run_under_way(instance: dg.DagsterInstance, now: float | None = None, **filters: Any) -> bool:
+    """Whether a run of those ``filters`` has not finished.
+
+    Dagster may leave one whose process died as it was for ever: after two hours only the queue is believed.
+    """
+    statuses = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
+    records = instance.get_run_records(dg.RunsFilter(statuses=statuses, **filters))
+    since = (now or time.time()) - _SILENT_SECS
+    return any(r.dagster_run.status.value == "QUEUED" or r.update_timestamp.timestamp() > since for r in records)
 
 
 def topology_tags(name: str) -> dict[str, str]:

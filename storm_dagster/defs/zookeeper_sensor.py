@@ -125,7 +125,7 @@ def build_zookeeper_sensor(
         deadline = time.monotonic() + secs
         seen = _seen(context.cursor)
         try:
-            with PathWatch(cluster.conf().values, path, children=children) as watch:
+            with PathWatch(cluster.conf(context.instance).values, path, children=children) as watch:
                 node = watch.snapshot()
                 if seen is None and not on_first_look:
                     seen = {"marks": _marks(node), "last": max(node.mzxid, node.pzxid)}

@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described
 from storm_dagster.defs.declared.deploy import next_batch
@@ -14,6 +15,9 @@ from storm_dagster.defs.declared.runs import deploy_request
 
 pytestmark = pytest.mark.dagster
 
+ELSEWHERE = RemoteRepositoryOrigin(
+    GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="other"), "__repository__"
+)
 DECLARED = Declaration("wc", "wc.py")
 NEW = Described(code_version="new")
 
@@ -59,6 +63,22 @@ def test_each_change_is_asked_for_once_and_after_another_deploy_again(instance: 
     # The same code comes back after another was deployed: its blobs have another prefix.
     with dg.DagsterInstance.ephemeral() as later:
         assert ask(later, running(code_dir="wc-1-1.5")).run_key != request.run_key
+
+
+def test_a_run_that_died_with_its_process_holds_up_deploys_for_two_hours(instance: dg.DagsterInstance) -> None:
+    launched(instance, ask(instance, running()), dg.DagsterRunStatus.STARTED)
+    assert ask(instance, running(), later=3600) is None
+    assert ask(instance, running(), later=7300) is not None
+
+
+def test_a_run_in_the_queue_holds_up_deploys_however_old_it_is(instance: dg.DagsterInstance) -> None:
+    @dg.job(name="deploy_declared")
+    def deploy_declared() -> None: ...
+
+    origin = RemoteJobOrigin(ELSEWHERE, "deploy_declared")
+    status, tags = dg.DagsterRunStatus.QUEUED, ask(instance, running()).tags
+    instance.create_run_for_job(deploy_declared, tags=tags, status=status, remote_job_origin=origin)
+    assert ask(instance, running(), later=1e6) is None
 
 
 def test_an_outage_is_tried_again_and_a_mistake_is_not(instance: dg.DagsterInstance) -> None:

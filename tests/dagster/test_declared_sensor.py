@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,9 @@ from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
-from storm_dagster.model.errors import NotAlive
+from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.operations.read.status import show_document
+from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld
@@ -296,6 +298,7 @@ def test_an_ended_topology_stays_ended_and_its_checks_fail(shop: Shop) -> None:
 
 
 def test_changed_code_is_asked_for_by_the_sensor_or_the_schedule_and_not_by_both(shop: Shop) -> None:
+    shop.now = time.time()
     shop.runs(version="older")
     (request,) = list(shop.tick()[1].run_requests or [])
     assert (request.job_name, request.asset_selection) == ("deploy_declared", [KEY])
@@ -354,6 +357,34 @@ def test_code_that_is_newer_than_the_location_is_seen(shop: Shop) -> None:
     assert "reload" not in str(shop.tick(70.0)[1].skip_reason)
 
 
+def test_code_that_the_location_has_not_loaded_asks_for_no_run_again_and_again(shop: Shop) -> None:
+    shop.file.write_text(CODE + "\n# changed\n", encoding="utf-8")
+    newer = describe_declared(shop.topology.declaration).code_version
+    shop.runs(version=newer)
+    for _ in range(3):
+        assert not shop.tick(70.0)[1].run_requests
+        assert "reload definitions" in str(shop.schedule("deploy_wc_schedule").skip_message)
+    shop.load()
+    assert not shop.tick(70.0)[1].run_requests
+    assert "is as declared" in str(shop.schedule("deploy_wc_schedule").skip_message)
+
+
+def test_the_rebalance_schedule_asks_for_a_run_only_where_tasks_would_move(shop: Shop) -> None:
+    shop.runs()
+    assert "wc is balanced" in str(shop.schedule("rebalance_wc_schedule").skip_message)
+    shop.ends()
+    shop.world.lose_supervisor("s2")
+    shop.runs()
+    shop.world.supervisor("s2")
+    request = shop.schedule("rebalance_wc_schedule")
+    assert isinstance(request, dg.RunRequest)
+    job = shop.defs.resolve_job_def("rebalance_declared")
+    shop.instance.create_run_for_job(
+        job, run_config=request.run_config, tags=request.tags, status=dg.DagsterRunStatus.STARTED
+    )
+    assert "already" in str(shop.schedule("rebalance_wc_schedule").skip_message)
+
+
 def test_a_cluster_out_of_reach_is_not_fresh_after_a_while(shop: Shop, tmp_path: Path) -> None:
     shop.runs()
     shop.tick()
@@ -368,6 +399,22 @@ def test_a_cluster_out_of_reach_is_not_fresh_after_a_while(shop: Shop, tmp_path:
     assert shop.tick(120.0)[0] == []
     shop.topologies["wc"] = replace(shop.topology, zookeeper=away)
     assert all(check.passed for check in shop.checks().values())
+
+
+def test_without_zookeeper_ticks_hold_up_no_sensor_or_schedule_of_the_project(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+
+    def nobody_answers(_: ZkSession, hosts: str, *, connection_timeout_ms: int, **more: Any) -> None:
+        waits.append(connection_timeout_ms)
+        raise Unavailable(f"ZooKeeper at {hosts} does not answer")
+
+    monkeypatch.setattr(ZkSession, "__init__", nobody_answers)
+    assert "does not answer" in str(shop.tick()[1].skip_reason)
+    for name in ("deploy_wc_schedule", "rebalance_wc_schedule"):
+        assert "does not answer" in str(shop.schedule(name).skip_message)
+    assert waits == [1000] * 3
 
 
 def test_all_topologies_of_a_cluster_take_one_session_and_a_short_cursor(

@@ -10,16 +10,33 @@ import dagster as dg
 import pytest
 import yaml
 
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.healing.memory import HealingCursor
 from storm_dagster.defs.keys import PARTITIONS_NAME
+from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model import paths
+from storm_dagster.model.endpoints import cluster_conf
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import encode_record
+from storm_dagster.operations.context import OperationsContext, Planner
+from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import SensorTick, run_config, shown, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+
+class NoSpark(SparkResource):
+    """Fails whoever asks it for a plan: PySpark changes the environment of its process."""
+
+    def planner(self, cluster: StormClusterState) -> Planner:
+        def plan(batch: PlacementBatch) -> PlacementResult:
+            raise AssertionError("PySpark was asked for a plan")
+
+        return plan
 
 
 def evaluate(
@@ -308,9 +325,6 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path: Path) -> No
 def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world: DagsterWorld) -> None:
     running(world, "wc")
     first = evaluate(world, "lifecycle_sensor")
-    from storm_dagster.core.scheduling.plan import plan_placement
-    from storm_dagster.model.endpoints import cluster_conf
-    from storm_dagster.operations.context import OperationsContext
     from storm_dagster.operations.live import lifecycle
 
     ops = OperationsContext(
@@ -336,9 +350,6 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world: Dagst
 def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterWorld) -> None:
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
     handle = world.upload("h")
-    from storm_dagster.core.scheduling.plan import plan_placement
-    from storm_dagster.model.endpoints import cluster_conf
-    from storm_dagster.operations.context import OperationsContext
     from storm_dagster.operations.submit import submission
 
     ops = OperationsContext(
@@ -360,6 +371,26 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterW
     eventually(active, what="the activation", interval=0.5)
 
 
+def test_the_lifecycle_sensor_ends_a_rebalance_without_spark_in_the_code_server(world: DagsterWorld) -> None:
+    running(world, "wc")
+    ops = OperationsContext(
+        cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement
+    )
+    assert rebalance(ops, "wc", workers=1, wait_secs=1, stay=False).outcome == "waiting"
+    home = str(world.home)
+    resources = {"spark": NoSpark(home=home)}
+    defs = build_storm_defs(home=home, blob_dir=str(world.home / "blobs"), resources=resources, tick_secs=0.0)
+    cursor: str | None = None
+
+    def active() -> bool:
+        nonlocal cursor
+        cursor = evaluate(world, "lifecycle_sensor", cursor, defs).cursor
+        return world.topology("wc").base.status == "ACTIVE"
+
+    eventually(active, what="the end of the rebalance", interval=0.3)
+    assert len(world.topology("wc").assignment.workers) == 1
+
+
 def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world: DagsterWorld) -> None:
     running(world, "wc")
     world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
@@ -375,6 +406,24 @@ def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> N
         result = evaluate(world, "lifecycle_sensor", cursor)
         cursor = result.cursor
         assert not result.partition_requests
+
+
+def test_a_submission_that_died_with_its_process_keeps_the_key_for_two_hours(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "lifecycle_sensor").cursor
+    config = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
+    assert world.run("kill_topology", config=config).success
+    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
+    job = world.defs.resolve_job_def("submit_topology")
+    tags = {"dagster/partition": "wc"}
+    world.instance.create_run_for_job(job, tags=tags, status=dg.DagsterRunStatus.STARTED)
+    cursor = evaluate(world, "lifecycle_sensor", cursor).cursor
+    assert not evaluate(world, "lifecycle_sensor", cursor).partition_requests
+    monkeypatch.setattr(keys, "_SILENT_SECS", 0.0)
+    (request,) = evaluate(world, "lifecycle_sensor", cursor).partition_requests
+    assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
 
 
 def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world: DagsterWorld) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -18,14 +19,17 @@ from dagster._core.remote_origin import (
 )
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
 
+from storm_dagster import build_zookeeper_sensor
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, read_settings
 from storm_dagster.defs.keys import PARTITIONS_NAME, SUPERVISORS
 from storm_dagster.defs.lifecycle.sensor import name_marks
 from storm_dagster.model import paths
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.session import ZkSession
 from storm_rigs.dagster_results import SensorTick, tick_sensor
 from storm_rigs.dagster_world import DagsterWorld
 
@@ -85,6 +89,28 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Dagste
     with dg.DagsterInstance.ephemeral() as stock:
         (request,) = tick(world, "heartbeat_sensor", result.cursor, 50.0, stock).run_requests
     assert request.tags["dagster/priority"] == "1000"
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits_ms"), [({}, 1000), ({"sensors": {"use_threads": True}}, 15000)], ids=["stock", "threads"]
+)
+def test_without_zookeeper_no_tick_holds_up_the_sensors_that_share_its_thread(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], waits_ms: int
+) -> None:
+    waits: list[int] = []
+
+    def nobody_answers(_: ZkSession, hosts: str, *, connection_timeout_ms: int, **more: Any) -> None:
+        waits.append(connection_timeout_ms)
+        raise Unavailable(f"ZooKeeper at {hosts} does not answer")
+
+    monkeypatch.setattr(ZkSession, "__init__", nobody_answers)
+    home = str(world.home)
+    watched = build_zookeeper_sensor("prices", "/prices", lambda *_: None, job_name="kill_topology", home=home)
+    with dg.DagsterInstance.ephemeral(settings=settings) as instance:
+        for sensor in (*(world.defs.sensors or ()), watched):
+            before = len(waits)
+            tick_sensor(sensor.name if sensor is not watched else watched, instance, defs=world.defs)
+            assert waits[before:] == [waits_ms], sensor.name
 
 
 @pytest.mark.long

@@ -8,16 +8,19 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.client.changes import change_topology
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, describe_declared, differences
 from storm_dagster.defs.declared.deploy import LeftToQueue, Reconciler, alone, read_actual
 from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
-from storm_dagster.defs.keys import UNFINISHED_STATUSES, described, topology_tags
+from storm_dagster.defs.keys import described, run_under_way, topology_tags
 from storm_dagster.defs.metadata import is_final, step_errors
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.model.dagster_names import PRIORITY_TAGS
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, StormDagsterError
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.rebalance import rebalance as plan_rebalance
 
 DEPLOY_JOB = "deploy_declared"
 """The job that deploys declared topologies, those that are selected."""
@@ -32,7 +35,6 @@ _AUTOMATIC_TAGS = {
 
 _CAUSE_TAG = "storm/deploys"
 _FINAL_TAG = "storm/final_error"
-_UNFINISHED = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
 _MOST_ATTEMPTS = 20
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 30.0, 1800.0
 
@@ -64,7 +66,7 @@ def deploy_request(
     the code changes.
     """
     cause = _cause(declaration, described, actual)
-    if cause is None or under_way(instance, declaration.name):
+    if cause is None or run_under_way(instance, now, tags=topology_tags(declaration.name)):
         return None
     before = instance.get_run_records(dg.RunsFilter(tags={_CAUSE_TAG: cause}), limit=_MOST_ATTEMPTS)
     if before:
@@ -77,11 +79,6 @@ def deploy_request(
             return None
     run_key, tags = f"{cause}:{len(before)}", {**topology_tags(declaration.name), _CAUSE_TAG: cause}
     return dg.RunRequest(run_key=run_key, job_name=DEPLOY_JOB, asset_selection=[key], tags=tags)
-
-
-def under_way(instance: dg.DagsterInstance, name: str) -> bool:
-    """Whether a run that changes the topology has not finished."""
-    return instance.get_runs_count(dg.RunsFilter(tags=topology_tags(name), statuses=_UNFINISHED)) > 0
 
 
 def _cause(declaration: Declaration, described: Described, actual: Actual | None) -> str | None:
@@ -261,50 +258,51 @@ def _jobs(topology: DeclaredTopology) -> list[Any]:
 def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     name, wanted, tags = topology.name, topology.schedule, topology_tags(topology.name)
 
-    def schedule(
-        verb: str, cron: str, job: str, description: str, decide: Callable[..., dg.RunRequest | str]
-    ) -> dg.ScheduleDefinition:
+    def schedule(verb: str, cron: str, what: str, decide: Callable[..., dg.RunRequest | str]) -> dg.ScheduleDefinition:
         @dg.schedule(
             name=f"{verb}_{topology.identifier}_schedule",
-            job_name=job,
+            job_name=f"{verb}_declared",
             cron_schedule=cron,
             execution_timezone=wanted.timezone,
             default_status=dg.DefaultScheduleStatus.RUNNING,
-            description=description,
+            description=what,
         )
         def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
             try:
-                with topology.connect() as (cluster, blobs):
-                    answer = decide(context.instance, read_actual(cluster, blobs, name))
+                with topology.connect(context.instance) as (cluster, blobs):
+                    conf = topology.zookeeper.conf()
+                    ops = OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=plan_placement)
+                    answer = decide(context.instance, ops, read_actual(cluster, blobs, name))
             except StormDagsterError as error:
                 answer = error.message
+            if not isinstance(answer, str) and run_under_way(context.instance, tags=tags):
+                answer = f"a run changes {name} already"
             return dg.SkipReason(answer) if isinstance(answer, str) else answer
 
         return tick
 
-    def deploy(instance: dg.DagsterInstance, actual: Actual | None) -> dg.RunRequest | str:
+    def deploy(instance: dg.DagsterInstance, _: OperationsContext, actual: Actual | None) -> dg.RunRequest | str:
         differ = differences(topology.declaration, topology.described, actual)
         if "target" in differ:
             return f"{name} cannot be deployed: {differ['target']}"
         if "running" in differ and newest_version(instance, topology.key) is not None:
             return f"{name} was ended: it stays so until somebody deploys it by hand"
-        left_alone = ("code", "conf") if topology.policy == "manual" else ()
+        # A run would load the newer files, and leave the same difference from those that are loaded here.
+        newer = topology.files.changed()
+        left_alone = ("code", "conf") if topology.policy == "manual" or newer else ()
         if all(part.partition(".")[0] in left_alone for part in differ):
-            return f"{name} is as declared"
-        if under_way(instance, name):
-            return f"a run changes {name} already"
+            return f"{name} has newer code on disk: reload definitions" if newer else f"{name} is as declared"
         return dg.RunRequest(asset_selection=[topology.key], tags=tags)
 
-    def rebalance(_: dg.DagsterInstance, actual: Actual | None) -> dg.RunRequest | str:
+    def rebalance(_: dg.DagsterInstance, ops: OperationsContext, actual: Actual | None) -> dg.RunRequest | str:
         if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
             return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
+        if not plan_rebalance(ops, actual.topology_id, dry_run=True).moved:
+            return f"{name} is balanced, no plan would change it"
         return dg.RunRequest(run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags)
 
-    found: list[dg.ScheduleDefinition] = []
-    if wanted.deploy is not None:
-        what = f"Brings {name} to what is declared, unless it was ended."
-        found.append(schedule("deploy", wanted.deploy, DEPLOY_JOB, what, deploy))
-    if wanted.rebalance is not None:
-        what = f"Moves the fewest tasks of {name} that restore balance."
-        found.append(schedule("rebalance", wanted.rebalance, REBALANCE_JOB, what, rebalance))
-    return found
+    found = (
+        ("deploy", wanted.deploy, f"Brings {name} to what is declared, unless it was ended.", deploy),
+        ("rebalance", wanted.rebalance, f"Moves the fewest tasks of {name} that restore balance.", rebalance),
+    )
+    return [schedule(verb, cron, what, decide) for verb, cron, what, decide in found if cron is not None]

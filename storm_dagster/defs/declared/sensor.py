@@ -13,8 +13,9 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
-from storm_dagster.defs.declared.runs import DEPLOY_JOB, DEPLOY_TAG, REBALANCE_JOB, ask_job, deploy_request, under_way
+from storm_dagster.defs.declared.runs import DEPLOY_JOB, DEPLOY_TAG, REBALANCE_JOB, ask_job, deploy_request
 from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
+from storm_dagster.defs.keys import run_under_way, topology_tags
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.defs.observe.sensors import digest, read_cursor
@@ -67,7 +68,7 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
             clusters.setdefault(where, []).append(topology)
         ticked = {where: cursor.get(where) for where in clusters}
         for where, declared in clusters.items():
-            snapshots, trouble = _snapshots(declared)
+            snapshots, trouble = _look(declared, instance)
             for topology in declared:
                 snapshot = snapshots.get(topology.name)
                 if len(events) < _MOST_EVENTS:
@@ -80,9 +81,9 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
                 ]
                 events += _new_version(instance, topology, snapshot)
                 declaration, described = topology.declaration, topology.described
-                if topology.policy != "manual" and (
-                    request := deploy_request(instance, topology.key, declaration, described, snapshot.actual, now)
-                ):
+                if topology.policy == "manual" or topology.files.changed():
+                    continue  # A run would load the newer files, and leave the same difference from those of here.
+                if request := deploy_request(instance, topology.key, declaration, described, snapshot.actual, now):
                     requests.append(request)
             summary += [trouble] if trouble else []
             ticked[where] = ticked[where] if trouble else now
@@ -93,7 +94,7 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     return watch
 
 
-def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, DeclaredSnapshot], str]:
+def _look(declared: list[DeclaredTopology], instance: dg.DagsterInstance) -> tuple[dict[str, DeclaredSnapshot], str]:
     """Snapshots of the topologies of one cluster, taken in one session, and the error that ended it."""
     found: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
@@ -108,7 +109,7 @@ def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, DeclaredSnap
                 return None
 
         try:
-            cluster, blobs = stack.enter_context(declared[0].connect())
+            cluster, blobs = stack.enter_context(declared[0].connect(instance))
             view = cluster.load_view()
             for topology in declared:
                 found[topology.name] = topology.snapshot(cluster, blobs, view, measure)
@@ -165,7 +166,8 @@ def _new_version(
     actual, key = snapshot.actual, topology.key
     if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
-    if under_way(instance, topology.name) or newest_version(instance, key) == actual.data_version:
+    tags = topology_tags(topology.name)
+    if newest_version(instance, key) == actual.data_version or run_under_way(instance, tags=tags):
         return []
     metadata = {**snapshot.metadata, **snapshot.details}
     return [dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)]

@@ -78,9 +78,9 @@ class DeclaredTopology:
         return self.declaration.name
 
     @contextmanager
-    def connect(self) -> Iterator[tuple[StormClusterState, BlobStore]]:
-        """One session; :class:`Unavailable` when the cluster is out of reach."""
-        with self.zookeeper.cluster() as cluster, self.blobstore.blobs(cluster) as blobs:
+    def connect(self, ticks_in: dg.DagsterInstance | None = None) -> Iterator[tuple[StormClusterState, BlobStore]]:
+        """One session, of a tick in that instance; :class:`Unavailable` when the cluster is out of reach."""
+        with self.zookeeper.cluster(ticks_in) as cluster, self.blobstore.blobs(cluster) as blobs:
             yield cluster, blobs
 
     def snapshot(

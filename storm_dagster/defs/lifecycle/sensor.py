@@ -14,7 +14,7 @@ import msgspec
 
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, check_settings
-from storm_dagster.defs.keys import SUPERVISORS, UNFINISHED_STATUSES
+from storm_dagster.defs.keys import SUPERVISORS, run_under_way
 from storm_dagster.defs.observe.checks import outcome_of
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.defs.resources.operating import Handles, connect
@@ -44,9 +44,7 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
     It stays while a submission of the name is under way, and while a topology of that name lives in another cluster
     whose code location in this instance has the same partitions: both are then without a name.
     """
-    submitting = instance.get_runs_count(
-        dg.RunsFilter(job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name}, statuses=UNFINISHED_STATUSES)
-    )
+    submitting = run_under_way(instance, job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name})
     return not submitting and not _alive_elsewhere(instance, names, name, cluster_id)
 
 

@@ -18,6 +18,7 @@ from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import command
+from storm_dagster.defs.instance_settings import tick_conf
 from storm_dagster.defs.keys import described
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import ClusterFile, cluster_conf, home_dir
@@ -97,7 +98,7 @@ class ClusterHandle(dg.ConfigurableResource):
     overrides: dict[str, Any] = described("cluster.overrides", default_factory=dict)
     asset_keys: dict[str, str] = described("cluster.asset_keys", default_factory=dict)
     spawn: bool = described("cluster.spawn", default=False)
-    _by_the_clock: bool = PrivateAttr(default=False)
+    _ticks_in: dg.DagsterInstance | None = PrivateAttr(default=None)
     _closed: dg.ResourceDefinition | None = PrivateAttr(default=None)
 
     def get_resource_definition(self) -> Any:
@@ -117,22 +118,24 @@ class ClusterHandle(dg.ConfigurableResource):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Remember whether this serves a run, or a tick that nobody launched."""
-        self._by_the_clock = context.run is None
+        self._ticks_in = context.instance if context.run is None else None
 
     def asset_key(self, original: dg.AssetKey) -> dg.AssetKey:
         """The key under which that asset of ours is shown."""
         shown = self.asset_keys.get(original.to_user_string())
         return original if shown is None else dg.AssetKey.from_user_string(shown)
 
-    def conf(self) -> ClusterConf:
+    def conf(self, ticks_in: dg.DagsterInstance | None = None) -> ClusterConf:
         """The merged conf, read now: a cluster that was restarted meanwhile is found again.
 
-        With ``spawn`` a local cluster is started first when none runs, except in a tick of a sensor or schedule: a
-        cluster that was stopped would come back by itself.
+        A sensor or schedule that built the resource itself passes the instance that it ``ticks_in``. With ``spawn`` a
+        local cluster is started first when none runs, except in a tick: a cluster that was stopped would come back by
+        itself.
         """
-        if self.spawn and not self._by_the_clock:
+        if self.spawn and self._ticks_in is None:
             ensure_local_cluster(self.home_path())
-        return cluster_conf(self.home_path(), Path(self.conf_dir) if self.conf_dir else None, self.overrides or None)
+        conf = cluster_conf(self.home_path(), Path(self.conf_dir) if self.conf_dir else None, self.overrides or None)
+        return tick_conf(conf, ticks_in or self._ticks_in)
 
     def home_path(self) -> Path:
         """The state folder, whether it exists or not."""
@@ -162,14 +165,14 @@ class ZooKeeperResource(_Connected):
     _cluster: StormClusterState | None = PrivateAttr(default=None)
 
     @contextmanager
-    def cluster(self) -> Iterator[StormClusterState]:
+    def cluster(self, ticks_in: dg.DagsterInstance | None = None) -> Iterator[StormClusterState]:
         """The cluster's state; outside of a run or tick a session of its own, closed at the end.
 
         :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist: it is never created
         from here.
         """
         if self._held is None:
-            with StormClusterState.open(self.conf().values) as cluster:
+            with StormClusterState.open(self.conf(ticks_in).values) as cluster:
                 yield cluster
             return
         if self._cluster is None:

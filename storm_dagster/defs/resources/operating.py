@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs.keys import STAGED_BY_TAG
 from storm_dagster.defs.metadata import step_errors
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
@@ -29,13 +30,14 @@ class Handles:
 
 @contextmanager
 def connect(handles: Handles, log: logging.Logger, run: str = "") -> Iterator[OperationsContext]:
-    """The operations' context, connected inside, of the run with that id; typed errors pass.
+    """The operations' context, connected inside, of the run with that id, else of a tick; typed errors pass.
 
     ``epoch`` stays open: a submission's stages take the one in their staging record, everything else the
     current one.
     """
     with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
-        conf, planner = handles.zookeeper.conf(), handles.spark.planner(cluster)
+        # In a tick PySpark would change the environment of the project's code server, which its own runs inherit.
+        conf, planner = handles.zookeeper.conf(), handles.spark.planner(cluster) if run else plan_placement
         yield OperationsContext(cluster=cluster, blobs=blobs, conf=conf, planner=planner, log=log, run=run)
 
 

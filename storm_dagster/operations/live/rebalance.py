@@ -81,7 +81,7 @@ def rebalance(
     topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it and
     finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
     :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
-    planner's message; a rebalance never uses the local planner in place of PySpark. A ``dry_run`` may be given the
+    planner's message; a run never uses the local planner in place of PySpark. A ``dry_run`` may be given the
     ``view`` to plan with, so that many of them read the cluster once.
     """
     epoch = ctx.current_epoch()
