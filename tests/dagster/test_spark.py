@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 import yaml
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.observe.metrics_rollup import drop_older, roll_up_hour
@@ -62,6 +65,31 @@ def test_the_session_for_users_is_dagster_pysparks(tmp_path: Path, spark_remote:
     resource = SparkResource(home=str(tmp_path)).pyspark()
     assert isinstance(resource, LazyPySparkResource)
     assert resource.spark_session.range(5).count() == 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("named", [True, False])
+def test_a_users_process_that_ends_closes_its_own_session_alone(tmp_path: Path, spark_remote: str, named: bool) -> None:
+    """Not one that the URL names: others use it too."""
+    url = f"{spark_remote}/;session_id={uuid.uuid4()};user_id=me" if named else spark_remote
+    code = (
+        "import sys\n"
+        "from storm_dagster.defs.resources.spark import SparkResource\n"
+        "session = SparkResource(home=sys.argv[1], overrides={'spark.remote': sys.argv[2]}).pyspark().spark_session\n"
+        "session.sql('set planted = 4711').collect()\n"
+        "print(session.session_id)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), url]
+    (session_id,) = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.split()
+    again = SparkSession.builder.remote(f"{spark_remote}/;session_id={session_id};user_id=me").create()
+    try:
+        if named:
+            assert again.conf.get("planted") == "4711"
+        else:
+            with pytest.raises(PySparkException, match="SESSION_CLOSED"):
+                again.range(1).count()
+    finally:
+        again.client.close()
 
 
 @pytest.mark.long
