@@ -220,8 +220,9 @@ def same_workers(assignment: Assignment | None, placement: TopologyPlacement) ->
     """Whether the placement is the current one already; then nothing is written."""
     if assignment is None:
         return False
-    old = {worker.slot: frozenset(worker.ids) for worker in assignment.workers}
-    new = {(worker.node, worker.port): frozenset(worker.tasks) for worker in placement.workers}
+    # The host counts: one that was renamed is reached by its new name alone.
+    old = {worker.slot: (worker.host, frozenset(worker.ids)) for worker in assignment.workers}
+    new = {(worker.node, worker.port): (worker.host, frozenset(worker.tasks)) for worker in placement.workers}
     return old == new
 
 

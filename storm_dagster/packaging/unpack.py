@@ -145,6 +145,9 @@ class _Names:
             if other is not None:
                 raise self.refuse(name, f"collides with {other!r:.80}")
             self.files[key] = name
+        # A path may imply hundreds of folders that are no entries.
+        if len(self.files) + len(self.folders) > self.limits.entries:
+            raise self.limits.too_many(self.archive)
 
 
 def _walk(path: Path, limits: UnpackLimits, target: Path) -> None:

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import storm_dagster
@@ -171,7 +172,9 @@ class Supervisor:
             self.table.apply(DesiredSlots(work={}, contested={}), now)
         elif claims is not None:
             self.table.apply(claims, now)
-        self.table.poll(now)
+        if claims is not None:
+            # Before the cluster was read, the workers may be those of another supervisor: HOME may be a copy.
+            self.table.poll(now)
         self._memory.check(self.table.workers(), now, {} if claims is None else claims.memory)
         self._save()
         self._passes += 1
@@ -231,7 +234,8 @@ class Supervisor:
         if last:
             # Not in the background: the next worker in the slot writes its own file.
             process, name = live.process, f"{self.id}-{live.port}"
-            RunFile(role="worker", id=name, pid=process.pid, start_ticks=process.start_ticks).remove(self._home)
+            with suppress(OSError):
+                RunFile(role="worker", id=name, pid=process.pid, start_ticks=process.start_ticks).remove(self._home)
         folder = self._home / "workers" / live.worker.id
         self._housekeeper.do(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
@@ -243,7 +247,8 @@ class Supervisor:
             probe.write_bytes(bytes(_PROBE_BYTES))
         except OSError as failure:
             error = failure
-        probe.unlink(missing_ok=True)
+        with suppress(OSError):  # A disk that became read-only refuses this too, even where there is no file.
+            probe.unlink(missing_ok=True)
         if (error is not None) != self._full:
             self._full = error is not None
             if error is not None:
@@ -266,7 +271,10 @@ class Supervisor:
             for folder in remove_old_logs(self._home, now, used=used, most_bytes=most):
                 _log.info("old worker logs removed: %s", folder)
         for live in self.table.workers():
-            rotate(live.log_path, self._conf["worker.log.max.bytes"], self._conf["worker.log.backups"])
+            try:
+                rotate(live.log_path, self._conf["worker.log.max.bytes"], self._conf["worker.log.backups"])
+            except OSError as error:
+                _log.error("log %s cannot be rotated (%s)", live.log_path, error)
 
 
 def run(

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def _run(script: Path, timeout_secs: float) -> str | None:
     except subprocess.TimeoutExpired:
         # Not reaped yet, so the group id is not reused.
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        with suppress(subprocess.TimeoutExpired):  # What hangs in the kernel is not waited for.
+            process.communicate(timeout=1)
         return f"did not end within {timeout_secs:g} s"
     lines = output[:_MOST_OUTPUT].decode("utf-8", "replace").splitlines()
     error = next((line for line in lines if line.startswith("ERROR")), None)

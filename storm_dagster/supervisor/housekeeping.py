@@ -100,7 +100,7 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
         return False
     numbered = [log.with_name(f"{log.name}.{number}") for number in range(1, backups + 1)]
     for older, newer in zip(reversed(numbered), reversed(numbered[:-1]), strict=False):
-        if newer.exists():
+        if numbered[0].exists() and newer.exists():
             os.replace(newer, older)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(log, flags), "r+b") as source:
@@ -108,7 +108,11 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
             # A link is replaced, never followed: it could be planted to overwrite any file.
             numbered[0].unlink(missing_ok=True)
             sink_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(numbered[0], sink_flags, 0o644), "wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
+            try:
+                with os.fdopen(os.open(numbered[0], sink_flags, 0o644), "wb") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 20)
+            except OSError:
+                numbered[0].unlink(missing_ok=True)  # A part must not take the rest of the disk.
+                raise
         source.truncate(0)
     return True

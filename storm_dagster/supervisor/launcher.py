@@ -147,7 +147,8 @@ class Launcher:
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         # Also here, since the regular rotation may miss a worker that always dies soon.
-        rotate(log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"]))
+        with suppress(OSError):  # Where a copy has no room, the worker starts all the same.
+            rotate(log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"]))
         try:
             spec.write(folder / SPEC)
             if user is not None:
@@ -163,8 +164,8 @@ class Launcher:
         ticks = start_ticks(child.pid)
         # A child that died at once has no start time; ProcessWatch finds it dead.
         process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
-        with suppress(ProcessLookupError):
-            # The worker writes the same when it is up; `stop` must find it before.
+        with suppress(OSError):
+            # The process runs: nothing may fail any more. It writes the same when it is up; `stop` must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
         what, topology = (worker_id, work.topology_id, port, child.pid), {"topology": work.topology_id}
         _log.info("started worker %s of %s in slot %d, pid %d", *what, extra=topology)

@@ -116,6 +116,11 @@ class Localizer:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def distrust(self, code_dir: str) -> None:
+        """Do not take the code for complete any more, because a part of it is damaged: it is fetched again."""
+        with self._moving, suppress(OSError):
+            (self.path_of(code_dir) / "manifest.json").unlink()
+
     def fetch(self, code_dir: str) -> LocalCode:
         """Fetch the code unless it is here, in at most ``supervisor.blobstore.download.max_retries`` rounds over all nimbuses.
 

@@ -226,7 +226,9 @@ class SlotTable:
                 raise Corrupt(f"code {work.code_dir} is not complete on this disk any more: it is fetched again")
             live = self.launch(port, work, code)
         except Exception as error:
-            self.post(port, model.LaunchFailed(_text(error), code_missing=isinstance(error, Corrupt)))
+            if damaged := isinstance(error, Corrupt):
+                self.localizer.distrust(work.code_dir)
+            self.post(port, model.LaunchFailed(_text(error), code_missing=damaged))
         else:
             self._register(live)
             self.post(port, model.Launched(live.worker))

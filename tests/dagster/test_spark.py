@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 import yaml
+from pyspark.sql import SparkSession
 
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.observe.metrics_rollup import drop_older, roll_up_hour
@@ -62,6 +64,24 @@ def test_the_session_for_users_is_dagster_pysparks(tmp_path: Path, spark_remote:
     resource = SparkResource(home=str(tmp_path)).pyspark()
     assert isinstance(resource, LazyPySparkResource)
     assert resource.spark_session.range(5).count() == 5
+
+
+@pytest.mark.long
+def test_a_users_process_that_ends_leaves_a_session_that_the_url_names(tmp_path: Path, spark_remote: str) -> None:
+    """Others use it too."""
+    url = f"{spark_remote}/;session_id={uuid.uuid4()};user_id=me"
+    code = (
+        "import sys\n"
+        "from storm_dagster.defs.resources.spark import SparkResource\n"
+        "session = SparkResource(home=sys.argv[1], overrides={'spark.remote': sys.argv[2]}).pyspark().spark_session\n"
+        "session.sql('set planted = 4711').collect()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), url], check=True, timeout=120)
+    again = SparkSession.builder.remote(url).create()
+    try:
+        assert again.conf.get("planted") == "4711"
+    finally:
+        again.client.close()
 
 
 @pytest.mark.long

@@ -61,6 +61,16 @@ def test_more_workers_move_few_tasks(world: World) -> None:
     assert len(starts) == 7
 
 
+def test_tasks_of_a_renamed_host_get_its_new_name(world: World) -> None:
+    world.submit("wc")
+    for name in world.cluster.load_view().supervisors:
+        world.supervisor(name, host=f"renamed-{name}")
+    assert rebalance(world.context(), "wc", wait_secs=0).outcome == "assigned"
+    workers = view_of(world).assignment.workers
+    assert {(worker.node, worker.host) for worker in workers} == {(w.node, f"renamed-{w.node}") for w in workers}
+    assert rebalance(world.context(), "wc", wait_secs=0).outcome == "unchanged"
+
+
 def test_an_inactive_topology_stays_inactive(world: World) -> None:
     world.submit("wc", inactive=True)
     rebalance(world.context(), "wc", workers=2, wait_secs=0)

@@ -53,6 +53,11 @@ def refused(path: Path, tmp_path: Path, match: str, limits: UnpackLimits = SMALL
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def test_folders_that_paths_imply_count(tmp_path: Path) -> None:
+    entries = {f"{number}/" + "a/" * 20 + "f": b"" for number in range(5)}
+    refused(zip_of(tmp_path / "a.zip", entries), tmp_path, "more than 50 entries")
+
+
 def test_zip_and_tar_give_the_same_tree(tmp_path: Path) -> None:
     files = {"wc.py": b"x = 1\n", "pkg/__init__.py": b"", "resources/split.sh": b"#!/bin/sh\n"}
     zipped = zip_of(tmp_path / "a.jar", files, {"resources/split.sh": 0o755 | stat.S_IFREG})

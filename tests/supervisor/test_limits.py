@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import subprocess
@@ -17,6 +18,7 @@ from storm_dagster.model.clock import boot_id
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
+from storm_dagster.supervisor import launcher
 from storm_dagster.supervisor.launcher import Launcher
 from storm_dagster.supervisor.limits import MemoryGuard
 from storm_dagster.supervisor.localizer import LocalCode
@@ -158,3 +160,22 @@ def test_a_worker_leaves_no_core_dump_and_opens_no_more_files_than_it_may(tmp_pa
         launched.process.end()
         assert launched.process.child is not None
         launched.process.child.wait()
+
+
+def test_a_disk_that_is_full_for_a_moment_starts_a_worker_all_the_same(
+    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its log's rotation nor its run file: a process that nobody knows would hold the slot's port."""
+    (code / "stormconf.ser").write_text(json.dumps({"topology.python": sys.executable}))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(launcher, "rotate", full)
+    monkeypatch.setattr(launcher.RunFile, "write", full)
+    launched = Launcher(tmp_path, "s1", "127.0.0.1", default_conf()).launch(
+        6900, Work("wc-1-1", "wc-1-1"), LocalCode(code, "0" * 64)
+    )
+    launched.process.end()
+    assert launched.process.child is not None
+    launched.process.child.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,21 +10,24 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from storm_dagster.core.slots.model import Work, check_ports, desired_slots
+from storm_dagster.core.slots.model import Work, Worker, check_ports, desired_slots
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.host import hold_folder
 from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
+from storm_dagster.supervisor import housekeeping
+from storm_dagster.supervisor.daemon import Supervisor
 from storm_dagster.supervisor.health import check_once
 from storm_dagster.supervisor.housekeeping import remove_old_logs, rotate
 from storm_dagster.supervisor.launcher import log_path, worker_command, worker_environment
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
-from storm_dagster.supervisor.processes import ProcessWatch, WorkerProcess, end_session, session_members
+from storm_dagster.supervisor.processes import LiveWorker, ProcessWatch, WorkerProcess, end_session, session_members
 from storm_dagster.testing.waiting import eventually
 
 
@@ -272,6 +276,25 @@ def test_rotation_never_writes_through_a_planted_link(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
 
 
+def test_a_rotation_without_room_loses_no_backup_and_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "worker.log"
+    for name, text in (("worker.log", "new" * 9), ("worker.log.1", "one"), ("worker.log.2", "two")):
+        (tmp_path / name).write_text(text)
+
+    def full(source: Any, sink: Any, size: int) -> None:
+        sink.write(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(housekeeping.shutil, "copyfileobj", full)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            rotate(log, 10, 3)
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == {"worker.log": "new" * 9, "worker.log.2": "one", "worker.log.3": "two"}
+
+
 def test_logs_that_are_a_week_old_are_removed(tmp_path: Path) -> None:
     for name in ("old-1-1/6900", "old-1-1/6901", "new-2-2/6900"):
         folder = tmp_path / "logs/workers" / name
@@ -311,6 +334,31 @@ def test_only_a_dead_workers_own_run_file_is_removed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_disk_that_became_read_only_is_noticed_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a disk refuses to remove files too, also those that are not there."""
+    run = RunFile.write(tmp_path, "worker", "s1-6900", {"data": 6900})
+    process = WorkerProcess(run.pid, run.start_ticks, boot_id())
+    live = LiveWorker(6900, Worker("w", Work("wc-1-1", "wc-1-1")), process, tmp_path / "beat", tmp_path / "log")
+    keeper = SimpleNamespace(save_again=lambda: None, do=lambda action: action())
+    supervisor: Any = SimpleNamespace(
+        id="s1", _folder=tmp_path, _home=tmp_path, _full=False, _wake=threading.Event(), _housekeeper=keeper
+    )
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        for name in ("write_bytes", "unlink"):
+            patch.setattr(Path, name, read_only)
+        Supervisor._probe(supervisor)
+        Supervisor._clean(supervisor, live, True)
+    assert supervisor._full and supervisor._wake.is_set()
+    Supervisor._probe(supervisor)
+    assert not supervisor._full
+
+
 def test_an_id_is_one_that_can_name_a_folder(tmp_path: Path) -> None:
     hold_folder(tmp_path, "supervisor", "host-1.local").close()
     for wrong in ("", "../x", "a/b", "id", ".hidden", "x" * 101, "a b", "."):
@@ -321,6 +369,20 @@ def test_an_id_is_one_that_can_name_a_folder(tmp_path: Path) -> None:
 def script(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text("#!/bin/sh\n" + text)
     (folder / name).chmod(0o755)
+
+
+def test_what_a_hung_script_left_in_another_session_is_not_waited_for(tmp_path: Path) -> None:
+    script(tmp_path, "a", "setsid sleep 30 & echo $! > pid; sleep 600")
+    ended = threading.Event()
+    said: list[str | None] = []
+    thread = threading.Thread(target=lambda: (said.append(check_once(tmp_path, 0.5)), ended.set()))
+    thread.start()
+    try:
+        assert ended.wait(20), "it waits for what keeps the script's output open"
+        assert said == ["health script a: did not end within 0.5 s"]
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        thread.join(60)
 
 
 def test_a_health_script_that_fails_hangs_or_says_error_is_named(tmp_path: Path) -> None:

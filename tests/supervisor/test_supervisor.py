@@ -254,6 +254,18 @@ def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: SupervisorRig, da
     assert (state.with_name("state.json.broken.1").exists()) == (damage != "removed")
 
 
+def test_a_damaged_conf_of_the_code_is_fetched_again(rig: SupervisorRig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    pid = eventually(lambda: rig.running().get(6900), what="the worker")
+    # As a power failure leaves what was just written.
+    (rig.home / "supervisor/s1/stormdist/wc-1-1/stormconf.ser").write_bytes(b"")
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: rig.running().get(6900) not in (None, pid), what="another worker", timeout=60)
+    assert rig.blobs.gets("wc-1-1-stormconf.ser") == 2
+
+
 def test_a_stopped_supervisor_leaves_its_workers(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
@@ -414,6 +426,32 @@ def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Su
     assert "names 6900 twice" in rig.log("s2")
 
 
+def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
+    """Another HOME with what is in this one, but for what tests read."""
+    twin = SupervisorRig(tmp_path / "copy", rig.conf, rig.cluster, rig.blobs, rig.python, rig.started)
+    shutil.copytree(rig.home, twin.home)
+    (twin.home / "starts").unlink()
+    (twin.home / "supervisor-s1.log").unlink()
+    shutil.rmtree(twin.home / "workers")
+    return twin
+
+
+def test_a_supervisor_with_a_copied_home_ends_no_worker_of_the_first_one(rig: SupervisorRig, tmp_path: Path) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    running = eventually(rig.running, what="the worker")
+    local = rig.home / "supervisor/s1/localstate/state.json"
+    eventually(lambda: b'"pid"' in local.read_bytes(), what="the worker in the state on disk", ignore=(OSError,))
+    twin = copy_of(rig, tmp_path)
+    # It sees no heartbeat of that worker.
+    twin.supervisor(supervisor__worker__timeout__secs=1)
+    eventually(lambda: "a supervisor with id 's1' lives already" in twin.log(), what="the refusal", timeout=60)
+    count = eventually(rig.info, what="its record").count
+    eventually(lambda: (now := rig.info()) is not None and now.count > count + 5, what="more heartbeats", timeout=60)
+    assert twin.starts() == [] and len(rig.starts()) == 1 and rig.running() == running
+
+
 def test_a_supervisor_of_the_same_id_elsewhere_is_refused_until_the_first_is_gone(
     rig: SupervisorRig, tmp_path: Path
 ) -> None:
@@ -423,11 +461,7 @@ def test_a_supervisor_of_the_same_id_elsewhere_is_refused_until_the_first_is_gon
     first = rig.supervisor()
     eventually(lambda: 6900 in rig.running(), what="the worker")
     before = eventually(rig.info, what="the first one's record")
-    twin = SupervisorRig(tmp_path / "copy", rig.conf, rig.cluster, rig.blobs, rig.python, rig.started)
-    shutil.copytree(rig.home, twin.home)
-    (twin.home / "starts").unlink()
-    (twin.home / "supervisor-s1.log").unlink()
-    shutil.rmtree(twin.home / "workers")
+    twin = copy_of(rig, tmp_path)
     twin.supervisor()
     eventually(lambda: "a supervisor with id 's1' lives already" in twin.log(), what="the refusal", timeout=60)
     count = before.count

@@ -37,7 +37,8 @@ class SparkResource(ClusterHandle):
                 first, session = self._spark_session is None, super().spark_session
                 if first and "spark.remote" in where:
                     limit_retries(session)
-                    close_at_exit(session, where["spark.remote"])
+                    # A session that the URL names is not this process's alone.
+                    close_at_exit(session, where["spark.remote"] if ";session_id=" not in where["spark.remote"] else "")
                 return session
 
         cluster = self.conf()

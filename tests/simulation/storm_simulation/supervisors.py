@@ -147,6 +147,9 @@ class SimulatedLocalizer:
         found = self._codes.get(code_dir)
         return None if found is None else LocalCode(Path(code_dir), found["sha256"])
 
+    def distrust(self, code_dir: str) -> None:
+        self._codes.pop(code_dir, None)
+
     def fetch(self, code_dir: str) -> LocalCode:
         found = self.local(code_dir)
         if found is not None:
