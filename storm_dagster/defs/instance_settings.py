@@ -43,7 +43,7 @@ def tick_conf(conf: ClusterConf, instance: dg.DagsterInstance | None) -> Cluster
     """``conf`` for a tick in ``instance`` (``None``: for a run): without ZooKeeper it waits no longer than others."""
     if instance is None or sensors_use_threads(read_settings(instance)):
         return conf
-    wait_ms = min(int(conf["storm.zookeeper.connection.timeout"]), int(SHORT_TICK_SECS * 1000))
+    wait_ms = min(int(conf["storm.zookeeper.connection.timeout"]), int(SHORT_TICK_SECS * 2000))
     return conf.with_values({"storm.zookeeper.connection.timeout": wait_ms}, "a tick")
 
 

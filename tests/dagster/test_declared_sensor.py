@@ -414,7 +414,7 @@ def test_without_zookeeper_ticks_hold_up_no_sensor_or_schedule_of_the_project(
     assert "does not answer" in str(shop.tick()[1].skip_reason)
     for name in ("deploy_wc_schedule", "rebalance_wc_schedule"):
         assert "does not answer" in str(shop.schedule(name).skip_message)
-    assert waits == [1000] * 3
+    assert waits == [2000] * 3
 
 
 def test_all_topologies_of_a_cluster_take_one_session_and_a_short_cursor(

@@ -92,7 +92,7 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Dagste
 
 
 @pytest.mark.parametrize(
-    ("settings", "waits_ms"), [({}, 1000), ({"sensors": {"use_threads": True}}, 15000)], ids=["stock", "threads"]
+    ("settings", "waits_ms"), [({}, 2000), ({"sensors": {"use_threads": True}}, 15000)], ids=["stock", "threads"]
 )
 def test_without_zookeeper_no_tick_holds_up_the_sensors_that_share_its_thread(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], waits_ms: int
