@@ -1,6 +1,7 @@
 """Forks of the warm process: one executes a run, another reports a run whose process was killed."""
 
 import contextlib
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.launcher.preload import ProcessSettings
 from storm_dagster.launcher.run_launcher import STOCK_TAG
 from storm_dagster.launcher.wire import RUN_ROLE, ForkState, LineConnection, next_fork
 from storm_dagster.model.processes import RunFile
@@ -32,6 +34,7 @@ class LoadedCode:
 
     home: Path
     modules: Sequence[str]
+    settings: ProcessSettings
 
     def refusal(self, request: dict[str, Any]) -> str | None:
         """Why that run cannot start here, or ``None``."""
@@ -98,6 +101,10 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
         # A launcher that waits no longer counts the run as launched.
         connection.send({"started": os.getpid()})
     connection.close()
+    loaded.settings.swap()
+    if "numpy.random" in sys.modules:
+        # Python's own generator does so at a fork; without it, all runs would draw the same numbers.
+        importlib.import_module("numpy.random").seed()
     return _execute(request["arguments"], record, loaded.home)
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import sysconfig
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,36 @@ _WATCHED = (".py", ".yaml", ".yml", ".toml")
 _MOST_FILES = 20_000
 
 
-def preload(modules: Sequence[str]) -> None:
+class ProcessSettings:
+    """Umask, root logger and capture of warnings: the warm process has its own, its code locations and runs others."""
+
+    def __init__(self, umask: int) -> None:
+        """``umask``: that of the runs."""
+        self._others = (umask, [], logging.WARNING, False)
+
+    def swap(self) -> None:
+        """Change from one to the other."""
+        root, (umask, root_handlers, level, captured) = logging.getLogger(), self._others
+        now_captured = warnings.showwarning.__module__ == logging.__name__
+        self._others = (os.umask(umask), root.handlers[:], root.level, now_captured)
+        root.handlers[:] = root_handlers
+        root.setLevel(level)
+        logging.captureWarnings(captured)
+
+
+def preload(modules: Sequence[str], settings: ProcessSettings) -> None:
     """Import the code locations ``modules``, and what Dagster, its storage and the placement import in a run.
 
     Errors of a code location are raised, others are skipped.
     """
     # Runs inherit this process's original environment.
     with without_library_threads():
-        for name in modules:
-            importlib.import_module(name)
+        settings.swap()
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        finally:
+            settings.swap()
         before = threads()
         for name in (*_modules_of_a_run(), *(_PLACEMENT if "storm_dagster.defs" in modules else ())):
             try:

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.launcher.preload import Fingerprint, preload
+from storm_dagster.launcher.preload import Fingerprint, ProcessSettings, preload
 from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
 from storm_dagster.model.forks import threads
 from storm_dagster.model.processes import RunFile, run_dir
@@ -233,18 +233,19 @@ def _describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def run(home: Path, modules: Sequence[str]) -> int:
+def run(home: Path, modules: Sequence[str], umask: int) -> int:
     """Run the warm process of ``home`` for these code locations until SIGTERM, and return the exit code.
 
-    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs.
+    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs,
+    which have ``umask``.
     """
     if dagster_internals() is None:
         return 2
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    began_ns, before = time.time_ns(), Fingerprint(modules)
+    began_ns, before, settings = time.time_ns(), Fingerprint(modules), ProcessSettings(umask)
     try:
-        preload(modules)
+        preload(modules, settings)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         log.error("%s cannot be loaded (%s): runs start the stock way until its files change", ", ".join(modules), why)
@@ -252,16 +253,17 @@ def run(home: Path, modules: Sequence[str]) -> int:
         until = time.monotonic() + _FAILED_SECS
         while before.changed() is None and time.monotonic() < until:
             time.sleep(_CHECK_SECS)
-        _restart()
+        _restart(umask)
     try:
-        task = Zygote(LoadedCode(home, modules), began_ns).serve()
+        task = Zygote(LoadedCode(home, modules, settings), began_ns).serve()
     except _Reload:
-        _restart()
+        _restart(umask)
     return task() if task is not None else 0
 
 
-def _restart() -> NoReturn:
+def _restart(umask: int) -> NoReturn:
     """Exec this program again in the same process, which keeps its pid and its children."""
+    os.umask(umask)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)

@@ -16,8 +16,14 @@ from storm_dagster.model.processes import RunFile
 from storm_rigs.warm_runs import MODULE, Place
 
 DEFINITIONS = """
-import os, signal, time
+import json, logging, os, signal, time, warnings
+from pathlib import Path
 import dagster as dg
+import numpy.random
+
+FOLDER = Path(__file__).parent
+logging.captureWarnings(True)
+logging.basicConfig(filename=FOLDER / "location.log", level=logging.INFO, format="%(message)s")
 
 class How(dg.Config):
     how: str = "well"
@@ -25,6 +31,10 @@ class How(dg.Config):
 @dg.op
 def work(context, config: How):
     print("work says", "HELLO", flush=True)
+    if config.how == "tell":
+        logging.getLogger("location").info("told by %s", context.run_id)
+        warnings.warn(f"warned by {context.run_id}")
+        (FOLDER / f"{context.run_id}.json").write_text(json.dumps({"number": numpy.random.random()}))
     if config.how == "badly":
         raise ValueError("wrong")
     if config.how == "killed":

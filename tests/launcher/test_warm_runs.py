@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -30,6 +31,21 @@ def test_a_run_starts_warm_and_its_output_is_captured(place: Place) -> None:
     assert output is not None and b"work says HELLO" in output
     eventually(lambda: not run_records(place.home), 20, "the end of the run's process")
     assert warm.poll() is None
+
+
+def test_a_run_draws_writes_and_logs_as_in_an_interpreter_of_its_own(place: Place) -> None:
+    numbers = set()
+    assert place.warm
+    for _ in range(2):
+        run_id = place.launch("tell")
+        assert place.ended(run_id) == "SUCCESS" and place.started_warm(run_id)
+        told = place.told(run_id)
+        numbers.add(json.loads(told.read_text(encoding="utf-8"))["number"])
+        assert told.stat().st_mode & 0o777 == 0o644
+        log = (place.code / "location.log").read_text(encoding="utf-8")
+        assert f"told by {run_id}" in log and f"warned by {run_id}" in log
+    assert len(numbers) == 2
+    assert "told by" not in place.log()
 
 
 def test_a_run_that_fails_is_a_failed_run(place: Place) -> None:
