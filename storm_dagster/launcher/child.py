@@ -1,7 +1,6 @@
 """Forks of the warm process: one executes a run, another reports a run whose process was killed."""
 
 import contextlib
-import importlib
 import importlib.metadata
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.launcher.preload import ProcessSettings
+from storm_dagster.launcher.preload import Settings, exchange
 from storm_dagster.launcher.run_launcher import STOCK_TAG
 from storm_dagster.launcher.wire import RUN_ROLE, ForkState, LineConnection, next_fork
 from storm_dagster.model.processes import RunFile
@@ -34,7 +33,7 @@ class LoadedCode:
 
     home: Path
     modules: Sequence[str]
-    settings: ProcessSettings
+    settings: Settings
 
     def refusal(self, request: dict[str, Any]) -> str | None:
         """Why that run cannot start here, or ``None``."""
@@ -65,9 +64,7 @@ def reset_process() -> None:
     # Dagster ends a run gracefully on it (and on SIGTERM).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The run's log belongs to its captured output, not to the forker's file.
-    logging.getLogger().handlers.clear()
-    logging.getLogger().setLevel(logging.WARNING)
-    logging.captureWarnings(False)
+    exchange((0o077, [], logging.WARNING, False))
 
 
 def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
@@ -101,10 +98,10 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
         # A launcher that waits no longer counts the run as launched.
         connection.send({"started": os.getpid()})
     connection.close()
-    loaded.settings.swap()
-    if "numpy.random" in sys.modules:
+    exchange(loaded.settings)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
         # Python's own generator does so at a fork; without it, all runs would draw the same numbers.
-        importlib.import_module("numpy.random").seed()
+        numpy.seed()
     return _execute(request["arguments"], record, loaded.home)
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import logging
 import os
-import select
 import signal
 import sys
 import sysconfig
@@ -32,41 +31,39 @@ _PLACEMENT = (
     "storm_dagster.spark.assignment.pipeline",
     "storm_dagster.spark.planner",
 )
-_REHEARSAL_SECS = 120.0
+_REHEARSAL_SECS = 120
 _WATCHED = (".py", ".yaml", ".yml", ".toml")
 _MOST_FILES = 20_000
 
 
-class ProcessSettings:
-    """Umask, root logger and capture of warnings: the warm process has its own, its code locations and runs others."""
-
-    def __init__(self, umask: int) -> None:
-        """``umask``: that of the runs."""
-        self._others = (umask, [], logging.WARNING, False)
-
-    def swap(self) -> None:
-        """Change from one to the other."""
-        root, (umask, root_handlers, level, captured) = logging.getLogger(), self._others
-        now_captured = warnings.showwarning.__module__ == logging.__name__
-        self._others = (os.umask(umask), root.handlers[:], root.level, now_captured)
-        root.handlers[:] = root_handlers
-        root.setLevel(level)
-        logging.captureWarnings(captured)
+Settings = tuple[int, list[logging.Handler], int, bool]
+"""Umask, handlers and level of the root logger, whether warnings are logged."""
 
 
-def preload(modules: Sequence[str], settings: ProcessSettings) -> None:
+def exchange(settings: Settings) -> Settings:
+    """Give this process these settings; returns those it had."""
+    umask, handlers, level, logged = settings
+    root, before = logging.getLogger(), warnings.showwarning.__module__ == logging.__name__
+    former = (os.umask(umask), root.handlers[:], root.level, before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(logged)
+    return former
+
+
+def preload(modules: Sequence[str], umask: int) -> Settings:
     """Import the code locations ``modules``, and what Dagster, its storage and the placement import in a run.
 
-    Errors of a code location are raised, others are skipped.
+    Errors of a code location are raised, others are skipped. Returns the settings of its runs, which have ``umask``.
     """
     # Runs inherit this process's original environment.
     with without_library_threads():
-        settings.swap()
+        ours = exchange((umask, [], logging.WARNING, False))
         try:
             for name in modules:
                 importlib.import_module(name)
         finally:
-            settings.swap()
+            settings = exchange(ours)
         before = threads()
         for name in (*_modules_of_a_run(), *(_PLACEMENT if "storm_dagster.defs" in modules else ())):
             try:
@@ -79,6 +76,7 @@ def preload(modules: Sequence[str], settings: ProcessSettings) -> None:
     # Objects from before the fork stay shared with the runs.
     gc.collect()
     gc.freeze()
+    return settings
 
 
 def _modules_of_a_run() -> list[str]:
@@ -86,8 +84,9 @@ def _modules_of_a_run() -> list[str]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(reading)
         try:
+            # The end of this process ends the wait for it.
+            signal.alarm(_REHEARSAL_SECS)
             for number in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             logging.getLogger().handlers.clear()
@@ -98,15 +97,8 @@ def _modules_of_a_run() -> list[str]:
         finally:
             os._exit(0)
     os.close(writing)
-    output, deadline = b"", time.monotonic() + _REHEARSAL_SECS
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(reading, 1 << 16)
-        if not part:
-            break
-        output += part
-    else:
-        os.kill(pid, signal.SIGKILL)
-    os.close(reading)
+    with os.fdopen(reading, "rb") as stream:
+        output = stream.read()
     os.waitpid(pid, 0)
     try:
         names = json.loads(output)
@@ -150,10 +142,7 @@ class Fingerprint:
 
     def changed(self) -> str | None:
         """A file that was changed, added or removed since, or ``None``."""
-        now = self._scan()
-        if now == self._seen:
-            return None
-        return next(path for path, _ in sorted(now.items() ^ self._seen.items()))
+        return min((path for path, _ in self._scan().items() ^ self._seen.items()), default=None)
 
     def written_since(self, moment_ns: int) -> str | None:
         """A file written after that moment (epoch nanoseconds), when it may have been loaded already, or ``None``."""

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
 from storm_dagster.launcher.compatibility import dagster_internals
-from storm_dagster.launcher.preload import Fingerprint, ProcessSettings, preload
+from storm_dagster.launcher.preload import Fingerprint, preload
 from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
 from storm_dagster.model.forks import threads
 from storm_dagster.model.processes import RunFile, run_dir
@@ -243,9 +243,9 @@ def run(home: Path, modules: Sequence[str], umask: int) -> int:
         return 2
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    began_ns, before, settings = time.time_ns(), Fingerprint(modules), ProcessSettings(umask)
+    began_ns, before = time.time_ns(), Fingerprint(modules)
     try:
-        preload(modules, settings)
+        settings = preload(modules, umask)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         log.error("%s cannot be loaded (%s): runs start the stock way until its files change", ", ".join(modules), why)
