@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class LoadedCode:
     home: Path
     modules: Sequence[str]
     settings: Settings
+    read: Collection[str]
 
     def refusal(self, request: dict[str, Any]) -> str | None:
         """Why that run cannot start here, or ``None``."""

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import json
 import logging
 import os
 import signal
@@ -33,15 +32,16 @@ _PLACEMENT = (
 )
 _REHEARSAL_SECS = 120
 _WATCHED = (".py", ".yaml", ".yml", ".toml")
+_NO_READING = os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY
+_UNWATCHED = ("/proc/", "/sys/", "/dev/")
 _MOST_FILES = 20_000
 
 
 Settings = tuple[int, list[logging.Handler], int, bool]
-"""Umask, handlers and level of the root logger, whether warnings are logged."""
 
 
 def exchange(settings: Settings) -> Settings:
-    """Give this process these settings; returns those it had."""
+    """Set umask, handlers and level of the root logger, and whether it gets warnings; returns what was set before."""
     umask, handlers, level, logged = settings
     root, before = logging.getLogger(), warnings.showwarning.__module__ == logging.__name__
     former = (os.umask(umask), root.handlers[:], root.level, before)
@@ -51,11 +51,18 @@ def exchange(settings: Settings) -> Settings:
     return former
 
 
-def preload(modules: Sequence[str], umask: int) -> Settings:
+def preload(modules: Sequence[str], umask: int) -> tuple[Settings, set[str]]:
     """Import the code locations ``modules``, and what Dagster, its storage and the placement import in a run.
 
-    Errors of a code location are raised, others are skipped. Returns the settings of its runs, which have ``umask``.
+    Only their own errors are raised. Returns the settings of their runs (with ``umask``), and the files that they read.
     """
+    read, noting = set[str](), True
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if noting and event == "open" and isinstance(args[0], str) and not args[2] & _NO_READING:
+            read.add(os.path.abspath(args[0]))
+
+    sys.addaudithook(note)
     # Runs inherit this process's original environment.
     with without_library_threads():
         ours = exchange((umask, [], logging.WARNING, False))
@@ -63,7 +70,7 @@ def preload(modules: Sequence[str], umask: int) -> Settings:
             for name in modules:
                 importlib.import_module(name)
         finally:
-            settings = exchange(ours)
+            settings, noting = exchange(ours), False
         before = threads()
         for name in (*_modules_of_a_run(), *(_PLACEMENT if "storm_dagster.defs" in modules else ())):
             try:
@@ -76,7 +83,7 @@ def preload(modules: Sequence[str], umask: int) -> Settings:
     # Objects from before the fork stay shared with the runs.
     gc.collect()
     gc.freeze()
-    return settings
+    return settings, {path for path in read if not path.startswith(_UNWATCHED) and not path.endswith(".pyc")}
 
 
 def _modules_of_a_run() -> list[str]:
@@ -91,20 +98,16 @@ def _modules_of_a_run() -> list[str]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             logging.getLogger().handlers.clear()
             _rehearse()
-            names = [name for name, module in sys.modules.items() if getattr(module, "__spec__", None)]
             with os.fdopen(writing, "w") as stream:
-                json.dump(names, stream)
+                print(*(name for name, module in sys.modules.items() if getattr(module, "__spec__", None)), file=stream)
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        output = stream.read()
+    with os.fdopen(reading) as stream:
+        names = stream.read().split()
     os.waitpid(pid, 0)
-    try:
-        names = json.loads(output)
-    except ValueError:
+    if not names:
         log.warning("the modules of a run are unknown: runs import them themselves")
-        return []
     return [name for name in names if name not in sys.modules]
 
 
@@ -123,9 +126,9 @@ def _rehearse() -> None:
 
 
 class Fingerprint:
-    """Modification times of the files that this process has loaded, or may have read in its code locations."""
+    """Modification times of the files that this process has loaded or ``read``, or may have read in its code locations."""
 
-    def __init__(self, modules: Iterable[str]) -> None:
+    def __init__(self, modules: Iterable[str], read: Iterable[str] = ()) -> None:
         installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
         self._roots: list[Path] = []
         self._loaded = {str(file) for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))}
@@ -138,6 +141,8 @@ class Fingerprint:
             if path.name == "__init__.py" and not any(path.is_relative_to(place) for place in installed):
                 self._roots.append(path.parent)
             self._loaded.add(str(path))
+        self._only_read = {*read} - self._scan().keys()
+        self._loaded |= self._only_read
         self._seen: dict[str, tuple[int, int]] = self._scan()
 
     def changed(self) -> str | None:
@@ -145,9 +150,11 @@ class Fingerprint:
         return min((path for path, _ in self._scan().items() ^ self._seen.items()), default=None)
 
     def written_since(self, moment_ns: int) -> str | None:
-        """A file written after that moment (epoch nanoseconds), when it may have been loaded already, or ``None``."""
+        """A file of code written after that moment (epoch nanoseconds), when it may have been loaded already, or ``None``."""
         now = time.time_ns()
-        return next((path for path, (at, _) in self._seen.items() if moment_ns <= at <= now), None)
+        # Not of what is only read: a code location may make it, at each load again.
+        code = self._seen.keys() - self._only_read
+        return next((path for path in code if moment_ns <= self._seen[path][0] <= now), None)
 
     def _scan(self) -> dict[str, tuple[int, int]]:
         paths = [*self._loaded]

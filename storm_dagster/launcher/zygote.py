@@ -67,7 +67,7 @@ class Zygote:
         self._adopted: list[RunFile] = []
         self._deaths: list[_Death] = []
         self._reporting: dict[int, _Death] = {}
-        self._fingerprint = Fingerprint(served.modules)
+        self._fingerprint = Fingerprint(served.modules, served.read)
         self._listener: socket.socket | None = None
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -127,7 +127,7 @@ class Zygote:
         # Wait for the end of the writes.
         until = time.monotonic() + _STABLE_WITHIN_SECS
         while not self._stop and time.monotonic() < until:
-            before = Fingerprint(self._loaded.modules)
+            before = Fingerprint(self._loaded.modules, self._loaded.read)
             time.sleep(_STABLE_SECS)
             if before.changed() is None:
                 break
@@ -234,10 +234,9 @@ def _describe_exit(code: int) -> str:
 
 
 def run(home: Path, modules: Sequence[str], umask: int) -> int:
-    """Run the warm process of ``home`` for these code locations until SIGTERM, and return the exit code.
+    """Run the warm process of ``home`` until SIGTERM, for runs of these modules with ``umask``. Returns the exit code.
 
-    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs,
-    which have ``umask``.
+    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs.
     """
     if dagster_internals() is None:
         return 2
@@ -245,7 +244,7 @@ def run(home: Path, modules: Sequence[str], umask: int) -> int:
         sys.path.insert(0, os.getcwd())
     began_ns, before = time.time_ns(), Fingerprint(modules)
     try:
-        settings = preload(modules, umask)
+        loaded = LoadedCode(home, modules, *preload(modules, umask))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         log.error("%s cannot be loaded (%s): runs start the stock way until its files change", ", ".join(modules), why)
@@ -255,7 +254,7 @@ def run(home: Path, modules: Sequence[str], umask: int) -> int:
             time.sleep(_CHECK_SECS)
         _restart(umask)
     try:
-        task = Zygote(LoadedCode(home, modules, settings), began_ns).serve()
+        task = Zygote(loaded, began_ns).serve()
     except _Reload:
         _restart(umask)
     return task() if task is not None else 0

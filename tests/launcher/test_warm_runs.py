@@ -147,6 +147,22 @@ def test_runs_go_on_without_the_warm_process_and_its_successor_reports_them(plac
     assert place.ended(stock) == "SUCCESS" and not place.started_warm(stock)
 
 
+def test_a_run_has_what_the_location_reads_at_import_now(place: Place) -> None:
+    def told() -> tuple[object, bool]:
+        run_id = place.launch("tell")
+        assert place.ended(run_id) == "SUCCESS"
+        # The reload has kept the umask.
+        assert place.told(run_id).stat().st_mode & 0o777 == 0o644
+        return json.loads(place.told(run_id).read_text(encoding="utf-8"))["names"], place.started_warm(run_id)
+
+    assert place.warm
+    assert told() == (["Ann"], True)
+    (place.code / "names.json").write_text('["Ann", "Bea"]', encoding="utf-8")
+    assert told() == (["Ann", "Bea"], False)
+    assert place.warm
+    assert told() == (["Ann", "Bea"], True)
+
+
 def test_a_run_has_the_code_of_now(place: Place) -> None:
     assert place.warm
     file = place.code / f"{place.module}.py"

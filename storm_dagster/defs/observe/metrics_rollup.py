@@ -139,7 +139,6 @@ def topology_stats(
         if 3600 <= time.time() - hour.timestamp() < 7200:
             running = [document["name"] for document in nimbus.topologies()]
             rows = samples_of([nimbus.topology(name) for name in running], time.time())
-        # Clusters of one Dagster may share a HOME.
         root = nimbus.home_path() / "metrics" / (names.cluster or "")
         session = spark.pyspark().spark_session
         found = roll_up_hour(session, root, hour, rows).orderBy("executed", ascending=False).collect()
