@@ -280,7 +280,7 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     home = invocation.home
     if not os.environ.get("DAGSTER_HOME"):
         raise InvalidRequest("DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here")
-    os.umask(0o077)
+    umask = os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
     configure_daemon_logging(home, "warm-runs", "0", invocation.conf)
@@ -288,7 +288,7 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     from storm_dagster.launcher.zygote import run
 
     try:
-        return run(home, modules)
+        return run(home, modules, umask)
     finally:
         # Its forks leave by this way, too.
         if record.pid == os.getpid():

@@ -136,7 +136,8 @@ def build_zookeeper_sensor(
                     node = watch.snapshot()
         except Unavailable as error:
             return dg.SkipReason(error.message)
-        last = max(node.mzxid, node.pzxid, seen["last"] if seen is not None else -1)
+        # Not the larger of both: a new ensemble counts from 1, and its changes need run keys of their own.
+        last = max(node.mzxid, node.pzxid) if node.exists else seen["last"] if seen is not None else -1
         cursor = json.dumps({"marks": _marks(node), "last": last})
         if (seen is not None and _marks(node) == seen["marks"]) or (seen is None and not node.exists):
             return dg.SensorResult(

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
+from storm_dagster.launcher.preload import Settings, exchange
 from storm_dagster.launcher.run_launcher import STOCK_TAG
 from storm_dagster.launcher.wire import RUN_ROLE, ForkState, LineConnection, next_fork
 from storm_dagster.model.processes import RunFile
@@ -32,6 +33,8 @@ class LoadedCode:
 
     home: Path
     modules: Sequence[str]
+    settings: Settings
+    read: Collection[str]
 
     def refusal(self, request: dict[str, Any]) -> str | None:
         """Why that run cannot start here, or ``None``."""
@@ -62,9 +65,7 @@ def reset_process() -> None:
     # Dagster ends a run gracefully on it (and on SIGTERM).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The run's log belongs to its captured output, not to the forker's file.
-    logging.getLogger().handlers.clear()
-    logging.getLogger().setLevel(logging.WARNING)
-    logging.captureWarnings(False)
+    exchange((0o077, [], logging.WARNING, False))
 
 
 def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
@@ -98,6 +99,10 @@ def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
         # A launcher that waits no longer counts the run as launched.
         connection.send({"started": os.getpid()})
     connection.close()
+    exchange(loaded.settings)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        # Python's own generator does so at a fork; without it, all runs would draw the same numbers.
+        numpy.seed()
     return _execute(request["arguments"], record, loaded.home)
 
 

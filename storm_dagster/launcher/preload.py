@@ -4,14 +4,13 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import json
 import logging
 import os
-import select
 import signal
 import sys
 import sysconfig
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,20 +30,47 @@ _PLACEMENT = (
     "storm_dagster.spark.assignment.pipeline",
     "storm_dagster.spark.planner",
 )
-_REHEARSAL_SECS = 120.0
+_REHEARSAL_SECS = 120
 _WATCHED = (".py", ".yaml", ".yml", ".toml")
+_NO_READING = os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY
+_UNWATCHED = ("/proc/", "/sys/", "/dev/")
 _MOST_FILES = 20_000
 
 
-def preload(modules: Sequence[str]) -> None:
+Settings = tuple[int, list[logging.Handler], int, bool]
+
+
+def exchange(settings: Settings) -> Settings:
+    """Set umask, handlers and level of the root logger, and whether it gets warnings; returns what was set before."""
+    umask, handlers, level, logged = settings
+    root, before = logging.getLogger(), warnings.showwarning.__module__ == logging.__name__
+    former = (os.umask(umask), root.handlers[:], root.level, before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(logged)
+    return former
+
+
+def preload(modules: Sequence[str], umask: int) -> tuple[Settings, set[str]]:
     """Import the code locations ``modules``, and what Dagster, its storage and the placement import in a run.
 
-    Errors of a code location are raised, others are skipped.
+    Only their own errors are raised. Returns the settings of their runs (with ``umask``), and the files that they read.
     """
+    read, noting = set[str](), True
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if noting and event == "open" and isinstance(args[0], str) and not args[2] & _NO_READING:
+            read.add(os.path.abspath(args[0]))
+
+    sys.addaudithook(note)
     # Runs inherit this process's original environment.
     with without_library_threads():
-        for name in modules:
-            importlib.import_module(name)
+        ours = exchange((umask, [], logging.WARNING, False))
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        finally:
+            settings, noting = exchange(ours), False
         before = threads()
         for name in (*_modules_of_a_run(), *(_PLACEMENT if "storm_dagster.defs" in modules else ())):
             try:
@@ -57,6 +83,7 @@ def preload(modules: Sequence[str]) -> None:
     # Objects from before the fork stay shared with the runs.
     gc.collect()
     gc.freeze()
+    return settings, {path for path in read if not path.startswith(_UNWATCHED) and not path.endswith(".pyc")}
 
 
 def _modules_of_a_run() -> list[str]:
@@ -64,33 +91,23 @@ def _modules_of_a_run() -> list[str]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(reading)
         try:
+            # The end of this process ends the wait for it.
+            signal.alarm(_REHEARSAL_SECS)
             for number in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             logging.getLogger().handlers.clear()
             _rehearse()
-            names = [name for name, module in sys.modules.items() if getattr(module, "__spec__", None)]
             with os.fdopen(writing, "w") as stream:
-                json.dump(names, stream)
+                print(*(name for name, module in sys.modules.items() if getattr(module, "__spec__", None)), file=stream)
         finally:
             os._exit(0)
     os.close(writing)
-    output, deadline = b"", time.monotonic() + _REHEARSAL_SECS
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(reading, 1 << 16)
-        if not part:
-            break
-        output += part
-    else:
-        os.kill(pid, signal.SIGKILL)
-    os.close(reading)
+    with os.fdopen(reading) as stream:
+        names = stream.read().split()
     os.waitpid(pid, 0)
-    try:
-        names = json.loads(output)
-    except ValueError:
+    if not names:
         log.warning("the modules of a run are unknown: runs import them themselves")
-        return []
     return [name for name in names if name not in sys.modules]
 
 
@@ -109,9 +126,9 @@ def _rehearse() -> None:
 
 
 class Fingerprint:
-    """Modification times of the files that this process has loaded, or may have read in its code locations."""
+    """Modification times of the files that this process has loaded or ``read``, or may have read in its code locations."""
 
-    def __init__(self, modules: Iterable[str]) -> None:
+    def __init__(self, modules: Iterable[str], read: Iterable[str] = ()) -> None:
         installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
         self._roots: list[Path] = []
         self._loaded = {str(file) for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))}
@@ -124,19 +141,20 @@ class Fingerprint:
             if path.name == "__init__.py" and not any(path.is_relative_to(place) for place in installed):
                 self._roots.append(path.parent)
             self._loaded.add(str(path))
+        self._only_read = {*read} - self._scan().keys()
+        self._loaded |= self._only_read
         self._seen: dict[str, tuple[int, int]] = self._scan()
 
     def changed(self) -> str | None:
         """A file that was changed, added or removed since, or ``None``."""
-        now = self._scan()
-        if now == self._seen:
-            return None
-        return next(path for path, _ in sorted(now.items() ^ self._seen.items()))
+        return min((path for path, _ in self._scan().items() ^ self._seen.items()), default=None)
 
     def written_since(self, moment_ns: int) -> str | None:
-        """A file written after that moment (epoch nanoseconds), when it may have been loaded already, or ``None``."""
+        """A file of code written after that moment (epoch nanoseconds), when it may have been loaded already, or ``None``."""
         now = time.time_ns()
-        return next((path for path, (at, _) in self._seen.items() if moment_ns <= at <= now), None)
+        # Not of what is only read: a code location may make it, at each load again.
+        code = self._seen.keys() - self._only_read
+        return next((path for path in code if moment_ns <= self._seen[path][0] <= now), None)
 
     def _scan(self) -> dict[str, tuple[int, int]]:
         paths = [*self._loaded]

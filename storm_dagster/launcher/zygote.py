@@ -67,7 +67,7 @@ class Zygote:
         self._adopted: list[RunFile] = []
         self._deaths: list[_Death] = []
         self._reporting: dict[int, _Death] = {}
-        self._fingerprint = Fingerprint(served.modules)
+        self._fingerprint = Fingerprint(served.modules, served.read)
         self._listener: socket.socket | None = None
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -127,7 +127,7 @@ class Zygote:
         # Wait for the end of the writes.
         until = time.monotonic() + _STABLE_WITHIN_SECS
         while not self._stop and time.monotonic() < until:
-            before = Fingerprint(self._loaded.modules)
+            before = Fingerprint(self._loaded.modules, self._loaded.read)
             time.sleep(_STABLE_SECS)
             if before.changed() is None:
                 break
@@ -233,8 +233,8 @@ def _describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def run(home: Path, modules: Sequence[str]) -> int:
-    """Run the warm process of ``home`` for these code locations until SIGTERM, and return the exit code.
+def run(home: Path, modules: Sequence[str], umask: int) -> int:
+    """Run the warm process of ``home`` until SIGTERM, for runs of these modules with ``umask``. Returns the exit code.
 
     A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs.
     """
@@ -244,7 +244,7 @@ def run(home: Path, modules: Sequence[str]) -> int:
         sys.path.insert(0, os.getcwd())
     began_ns, before = time.time_ns(), Fingerprint(modules)
     try:
-        preload(modules)
+        loaded = LoadedCode(home, modules, *preload(modules, umask))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         log.error("%s cannot be loaded (%s): runs start the stock way until its files change", ", ".join(modules), why)
@@ -252,16 +252,17 @@ def run(home: Path, modules: Sequence[str]) -> int:
         until = time.monotonic() + _FAILED_SECS
         while before.changed() is None and time.monotonic() < until:
             time.sleep(_CHECK_SECS)
-        _restart()
+        _restart(umask)
     try:
-        task = Zygote(LoadedCode(home, modules), began_ns).serve()
+        task = Zygote(loaded, began_ns).serve()
     except _Reload:
-        _restart()
+        _restart(umask)
     return task() if task is not None else 0
 
 
-def _restart() -> NoReturn:
+def _restart(umask: int) -> NoReturn:
     """Exec this program again in the same process, which keeps its pid and its children."""
+    os.umask(umask)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)

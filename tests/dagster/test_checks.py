@@ -12,6 +12,7 @@ import pytest
 
 from storm_dagster.core.invariants.rules import RULES
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot
+from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
 from storm_dagster.defs.observe.checks import (
     CHECK_ASSETS,
@@ -25,6 +26,8 @@ from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, encode_record
 from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
 from storm_dagster.testing.cluster import run_cli
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
@@ -88,6 +91,24 @@ def test_exposures_are_those_of_doctor_with_their_remedies(world: DagsterWorld) 
     assert shown(evaluation)["exposures"] == len(exposed)
     assert {"callers", "ZooKeeper", "workers"} <= {row["check"] for row in exposed}
     assert all(row["mend"] in (evaluation.description or "") for row in exposed)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_workers_of_this_machine_are_inspected_unless_conf_dir_names_another_cluster(
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    inspected: list[Path | None] = []
+
+    def inspect(ops: OperationsContext, *, home: Path | None, stable_secs: float) -> InspectionResult:
+        inspected.append(home)
+        return inspect_cluster(ops, stable_secs=stable_secs)
+
+    monkeypatch.setattr("storm_dagster.defs.observe.checks.inspect_cluster", inspect)
+    world.defs = build_storm_defs(
+        home=str(world.home), conf_dir=str(world.home) if elsewhere else None, blob_dir=str(world.home / "blobs")
+    )
+    assert check(world, "invariants").passed
+    assert inspected == [None if elsewhere else world.home]
 
 
 def test_what_a_topology_suffers_from_fails_its_check(world: DagsterWorld) -> None:

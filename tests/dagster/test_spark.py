@@ -18,6 +18,7 @@ from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.observe.metrics_rollup import drop_older, roll_up_hour
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import Unavailable
 from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
@@ -186,6 +187,25 @@ def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(
     assert not failed.success
     (event,) = [event for event in failed.all_events if event.event_type_value == "STEP_FAILURE"]
     assert "no sample was taken" in str(event.event_specific_data)
+
+
+def test_clusters_that_share_a_home_have_hours_of_their_own(
+    world: DagsterWorld, spark_remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots: list[Path] = []
+
+    def record(session: Any, root: Path, hour: datetime.datetime, rows: Any) -> Any:
+        roots.append(root)
+        return roll_up_hour(session, root, hour, rows)
+
+    monkeypatch.setattr("storm_dagster.defs.observe.metrics_rollup.roll_up_hour", record)
+    for cluster in (None, "east", "west"):
+        defs = build_storm_defs(
+            cluster=cluster, home=str(world.home), conf_dir=str(world.home), overrides={"spark.remote": spark_remote}
+        )
+        world.defs, world.names = defs, DagsterNames(cluster)
+        world.run("roll_up_metrics", partition="2026-01-01-20:00")
+    assert roots == [world.home / "metrics" / name for name in ("", "east", "west")]
 
 
 def test_zookeeper_is_found_by_its_handle(world: DagsterWorld) -> None:

@@ -136,6 +136,24 @@ def test_an_unknown_cursor_starts_again(sensor: MakeSensor, node: str, cursor: s
     assert tick(first, cursor).run_requests
 
 
+def test_an_ensemble_that_counts_from_one_has_run_keys_of_its_own(
+    sensor: MakeSensor, zk_cluster: StormClusterState, node: str
+) -> None:
+    seen: list[ZooKeeperChange] = []
+
+    def on_change(_: dg.SensorEvaluationContext, change: ZooKeeperChange) -> dg.RunRequest:
+        seen.append(change)
+        return dg.RunRequest()
+
+    made = sensor(node, on_change)
+    first = tick(made, json.dumps({"marks": [1, 1, -1], "last": 10**15}))
+    zk_cluster.state.set_data("/shop", b"open")
+    second = tick(made, first.cursor)
+    made_keys = [request.run_key for result in (first, second) for request in result.run_requests]
+    assert made_keys == [f"{node}:{change.zxid}" for change in seen]
+    assert len(set(made_keys)) == 2
+
+
 def test_ticks_beyond_dagsters_limit_and_relative_paths_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="tick_secs=60"):
         build_zookeeper_sensor("s", "/a", ignore, tick_secs=60)

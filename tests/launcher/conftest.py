@@ -16,8 +16,19 @@ from storm_dagster.model.processes import RunFile
 from storm_rigs.warm_runs import MODULE, Place
 
 DEFINITIONS = """
-import os, signal, time
+import json, logging, os, signal, subprocess, sys, time, warnings
+from pathlib import Path
 import dagster as dg
+import numpy.random
+
+FOLDER = Path(__file__).parent
+NAMES = json.loads((FOLDER / "names.json").read_text())
+if "warm-runs" in sys.argv:
+    # As dbt makes its manifest: at each load, in another process.
+    subprocess.run(["cp", FOLDER / "names.json", FOLDER / "made.json"], check=True)
+    (FOLDER / "made.json").read_text()
+logging.captureWarnings(True)
+logging.basicConfig(filename=FOLDER / "location.log", level=logging.INFO, format="%(message)s")
 
 class How(dg.Config):
     how: str = "well"
@@ -25,6 +36,10 @@ class How(dg.Config):
 @dg.op
 def work(context, config: How):
     print("work says", "HELLO", flush=True)
+    if config.how == "tell":
+        logging.getLogger("location").info("told by %s", context.run_id)
+        warnings.warn(f"warned by {context.run_id}")
+        (FOLDER / f"{context.run_id}.json").write_text(json.dumps({"number": numpy.random.random(), "names": NAMES}))
     if config.how == "badly":
         raise ValueError("wrong")
     if config.how == "killed":
@@ -63,6 +78,7 @@ def made_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     for name in ("home", "code", "dagster"):
         (folder / name).mkdir()
     (folder / "code" / f"{MODULE}.py").write_text(DEFINITIONS, encoding="utf-8")
+    (folder / "code" / "names.json").write_text('["Ann"]', encoding="utf-8")
     (folder / "dagster" / "dagster.yaml").write_text(SETTINGS, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORM_DAGSTER_HOME", str(folder / "home"))

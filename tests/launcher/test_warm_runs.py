@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -30,6 +31,21 @@ def test_a_run_starts_warm_and_its_output_is_captured(place: Place) -> None:
     assert output is not None and b"work says HELLO" in output
     eventually(lambda: not run_records(place.home), 20, "the end of the run's process")
     assert warm.poll() is None
+
+
+def test_a_run_draws_writes_and_logs_as_in_an_interpreter_of_its_own(place: Place) -> None:
+    numbers = set()
+    assert place.warm
+    for _ in range(2):
+        run_id = place.launch("tell")
+        assert place.ended(run_id) == "SUCCESS" and place.started_warm(run_id)
+        told = place.told(run_id)
+        numbers.add(json.loads(told.read_text(encoding="utf-8"))["number"])
+        assert told.stat().st_mode & 0o777 == 0o644
+        log = (place.code / "location.log").read_text(encoding="utf-8")
+        assert f"told by {run_id}" in log and f"warned by {run_id}" in log
+    assert len(numbers) == 2
+    assert "told by" not in place.log()
 
 
 def test_a_run_that_fails_is_a_failed_run(place: Place) -> None:
@@ -129,6 +145,22 @@ def test_runs_go_on_without_the_warm_process_and_its_successor_reports_them(plac
     (place.home / "finish").touch()
     assert place.ended(survivor) == "SUCCESS"
     assert place.ended(stock) == "SUCCESS" and not place.started_warm(stock)
+
+
+def test_a_run_has_what_the_location_reads_at_import_now(place: Place) -> None:
+    def told() -> tuple[object, bool]:
+        run_id = place.launch("tell")
+        assert place.ended(run_id) == "SUCCESS"
+        # The reload has kept the umask.
+        assert place.told(run_id).stat().st_mode & 0o777 == 0o644
+        return json.loads(place.told(run_id).read_text(encoding="utf-8"))["names"], place.started_warm(run_id)
+
+    assert place.warm
+    assert told() == (["Ann"], True)
+    (place.code / "names.json").write_text('["Ann", "Bea"]', encoding="utf-8")
+    assert told() == (["Ann", "Bea"], False)
+    assert place.warm
+    assert told() == (["Ann", "Bea"], True)
 
 
 def test_a_run_has_the_code_of_now(place: Place) -> None:

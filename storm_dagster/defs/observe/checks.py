@@ -143,8 +143,10 @@ def diagnosis_check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
 def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
     """Every invariant of the cluster, in at least two looks."""
     home = handles.zookeeper.home_path()
+    # With conf_dir, what runs in this HOME is of another cluster.
+    local = handles.zookeeper.conf_dir is None and home.is_dir()
     with operations(context, handles) as ops:
-        seen = inspect_cluster(ops, home=home if home.is_dir() else None, stable_secs=_STABLE_SECS)
+        seen = inspect_cluster(ops, home=home if local else None, stable_secs=_STABLE_SECS)
     return dg.AssetCheckResult(
         passed=seen.sound,
         severity=dg.AssetCheckSeverity.ERROR,

@@ -2,8 +2,9 @@
 
 Workers count for as long as a topology lives. The run of an hour, right after its end, stores one sample of those
 counters for every component in ``samples/hour=…`` and what they grew by since the sample of the hour before in
-``hourly/hour=…``: Parquet below ``HOME/metrics``, seen by the Spark server. A run reads two hours, however long the
-history is, and drops what is older than ``dagster.metrics.retention.hours``.
+``hourly/hour=…``: Parquet below ``HOME/metrics``, for a named cluster below ``HOME/metrics/<name>``, seen by the Spark
+server. A run reads two hours, however long the history is, and drops what is older than
+``dagster.metrics.retention.hours``.
 """
 
 import shutil
@@ -127,7 +128,7 @@ def drop_older(session: "SparkSession", root: Path, oldest: datetime) -> None:
 
 
 def topology_stats(
-    context: dg.AssetExecutionContext, nimbus: NimbusResource, spark: SparkResource
+    context: dg.AssetExecutionContext, nimbus: NimbusResource, spark: SparkResource, names: DagsterNames
 ) -> dg.MaterializeResult:
     """Sample the hour that has just ended, roll it up, drop what is old."""
     began = time.monotonic()
@@ -136,9 +137,9 @@ def topology_stats(
         conf = nimbus.conf()
         rows = None
         if 3600 <= time.time() - hour.timestamp() < 7200:
-            names = [document["name"] for document in nimbus.topologies()]
-            rows = samples_of([nimbus.topology(name) for name in names], time.time())
-        root = nimbus.home_path() / "metrics"
+            running = [document["name"] for document in nimbus.topologies()]
+            rows = samples_of([nimbus.topology(name) for name in running], time.time())
+        root = nimbus.home_path() / "metrics" / (names.cluster or "")
         session = spark.pyspark().spark_session
         found = roll_up_hour(session, root, hour, rows).orderBy("executed", ascending=False).collect()
         drop_older(session, root, hour - timedelta(hours=int(conf["dagster.metrics.retention.hours"])))

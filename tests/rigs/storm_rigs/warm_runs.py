@@ -49,6 +49,7 @@ class Place:
                 env=env,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                umask=0o022,
             )  # fmt: skip
         return self._warm
 
@@ -130,6 +131,10 @@ class Place:
         """The run's final status."""
         eventually(lambda: self.run(run_id).is_finished, 90, f"the end of run {run_id}")
         return self.run(run_id).status.value
+
+    def told(self, run_id: str) -> Path:
+        """What a run that was launched to "tell" has written."""
+        return self.code / f"{run_id}.json"
 
     def works(self, run_id: str) -> RunFile:
         """Process of a run, once it executes its step."""
