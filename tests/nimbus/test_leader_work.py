@@ -214,7 +214,7 @@ def test_without_dagster_submission_waits_and_lifecycle_goes_on(
     assert killed["run_id"] is None and killed["status"] == "KILLED"
     # No sensor is armed: the leader removes it when its delay has passed.
     eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
-    assert state.state.get_children(paths.BLOBSTORE) == []
+    eventually(lambda: state.state.get_children(paths.BLOBSTORE) == [], timeout=60, what="the removal of its blobs")
     with NimbusBlobClient(nimbus.url) as blobs:
         assert not blobs.keys(topology_id)
 

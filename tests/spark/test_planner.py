@@ -35,12 +35,7 @@ from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.spark_server import SparkServer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from storm_rigs.worker_rig import free_port
 
 
 @pytest.fixture

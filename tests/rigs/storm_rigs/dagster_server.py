@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.worker_rig import free_port
 
 _DEFINITIONS = """
 import dagster as dg
@@ -122,12 +122,6 @@ class DagsterServer:
     pid: int
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def serve_dagster(home: Path) -> Iterator[DagsterServer]:
     """A webserver on the instance of ``home``, with the settings that stand there. No daemon runs."""
@@ -136,7 +130,7 @@ def serve_dagster(home: Path) -> Iterator[DagsterServer]:
     workspace.write_text(
         f"load_from:\n  - python_file: {{relative_path: {home}/throwaway_defs.py, location_name: storm}}\n"
     )
-    port = _free_port()
+    port = free_port()
     log = (home / "webserver.log").open("wb")
     command = [str(Path(sys.executable).with_name("dagster-webserver")), "-w", str(workspace), "-h", "127.0.0.1"]
     process = subprocess.Popen(
