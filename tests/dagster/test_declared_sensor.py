@@ -27,12 +27,11 @@ from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.processes import NimbusResource
-from storm_dagster.model.errors import NotAlive, Unavailable
+from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.read.status import show_document
-from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster_world import DagsterWorld, connection_waits
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -404,13 +403,7 @@ def test_a_cluster_out_of_reach_is_not_fresh_after_a_while(shop: Shop, tmp_path:
 def test_without_zookeeper_ticks_hold_up_no_sensor_or_schedule_of_the_project(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits: list[int] = []
-
-    def nobody_answers(_: ZkSession, hosts: str, *, connection_timeout_ms: int, **more: Any) -> None:
-        waits.append(connection_timeout_ms)
-        raise Unavailable(f"ZooKeeper at {hosts} does not answer")
-
-    monkeypatch.setattr(ZkSession, "__init__", nobody_answers)
+    waits = connection_waits(monkeypatch)
     assert "does not answer" in str(shop.tick()[1].skip_reason)
     for name in ("deploy_wc_schedule", "rebalance_wc_schedule"):
         assert "does not answer" in str(shop.schedule(name).skip_message)

@@ -26,12 +26,10 @@ from storm_dagster.defs.instance_settings import SETTINGS_CHECK, read_settings
 from storm_dagster.defs.keys import PARTITIONS_NAME, SUPERVISORS
 from storm_dagster.defs.lifecycle.sensor import name_marks
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.session import ZkSession
 from storm_rigs.dagster_results import SensorTick, tick_sensor
-from storm_rigs.dagster_world import DagsterWorld
+from storm_rigs.dagster_world import DagsterWorld, connection_waits
 
 ELSEWHERE = RemoteRepositoryOrigin(
     GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="other"), "__repository__"
@@ -97,13 +95,7 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Dagste
 def test_without_zookeeper_no_tick_holds_up_the_sensors_that_share_its_thread(
     world: DagsterWorld, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], waits_ms: int
 ) -> None:
-    waits: list[int] = []
-
-    def nobody_answers(_: ZkSession, hosts: str, *, connection_timeout_ms: int, **more: Any) -> None:
-        waits.append(connection_timeout_ms)
-        raise Unavailable(f"ZooKeeper at {hosts} does not answer")
-
-    monkeypatch.setattr(ZkSession, "__init__", nobody_answers)
+    waits = connection_waits(monkeypatch)
     home = str(world.home)
     watched = build_zookeeper_sensor("prices", "/prices", lambda *_: None, job_name="kill_topology", home=home)
     with dg.DagsterInstance.ephemeral(settings=settings) as instance:

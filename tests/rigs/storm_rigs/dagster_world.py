@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 import yaml
 
 from storm_dagster.blobstore.local import LocalBlobStore
@@ -16,10 +17,12 @@ from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.operations.context import Planner
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
+from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.archives import pack_archive
 
@@ -166,3 +169,15 @@ def make_world(
     world.supervisor("s1")
     world.supervisor("s2")
     return world
+
+
+def connection_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on no ZooKeeper answers; how long each session waits for one, in milliseconds, as they are opened."""
+    waits: list[int] = []
+
+    def nobody_answers(_: ZkSession, hosts: str, *, connection_timeout_ms: int, **more: Any) -> None:
+        waits.append(connection_timeout_ms)
+        raise Unavailable(f"ZooKeeper at {hosts} does not answer")
+
+    monkeypatch.setattr(ZkSession, "__init__", nobody_answers)
+    return waits

@@ -38,12 +38,12 @@ _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
 _ports = itertools.cycle([10_000 + 2_000 * _WORKER + (os.getpid() + number) % 2_000 for number in range(2_000)])
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on at this moment. No two calls return the same."""
     for port in _ports:
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
             return port
     raise AssertionError("unreachable")
 
