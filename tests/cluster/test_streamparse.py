@@ -130,7 +130,8 @@ def submitted(cluster: LocalCluster, project: Path) -> str:
         assert "Submitting wordcount topology to nimbus...done" in output, output
         # Nimbus answers once the topology is published, or after 6 s.
         if time.monotonic() - began < ANSWER_SECS - 1:
-            assert NAME in sparse(cluster, "list", cwd=project), "what was submitted is not listed"
+            listed = sparse(cluster, "list", cwd=project)
+            assert NAME in [row["name"] for row in rows_of(listed)], listed
         return output
 
     output = eventually(accepted, 180, "a submission")
