@@ -172,6 +172,15 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
         with invocation.nimbus(patience=2.0) as nimbus:
             seen = nimbus.get("/v1/cluster")
             rows = nimbus.get("/v1/topologies")["topologies"] if seen.get("supervisors") else []
+            for name, why in sorted(seen.get("corrupt", {}).items()):
+                yield (
+                    "broken",
+                    f"the records of {name} cannot be read, nobody heals it: {why}",
+                    "restore it from a backup (docs/backup.md)",
+                )
+            if seen.get("alarm"):
+                yield "warning", f"healing pauses: {seen['alarm']}", "storm-dagster status"
+            rows.sort(key=lambda row: not row["not_running"])
             for name in (row["name"] for row in rows[:_MOST_SHOWN]):
                 for problem in nimbus.get(f"/v1/topologies/{name}").get("problems", ()):
                     yield "warning", f"topology {name}: {problem}", f"storm-dagster show {name}"

@@ -99,7 +99,8 @@ def change_topology(
         if row.until:
             found = wait_for_status(
                 nimbus,
-                name,
+                # Its name may be another topology's by then.
+                answer["id"] if row.until == (None,) else name,
                 lambda now: (None if now is None else now["status"]) in row.until,
                 deadline=deadline,
                 what=f"the end of the {verb}",

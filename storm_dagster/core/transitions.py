@@ -88,13 +88,13 @@ _UNFINISHED_ACTIVATION_SECS = 5
 
 
 def due_actions(
-    view: ClusterView, memory: DueMemory, *, boot_id: str, boot_now: float
+    view: ClusterView, memory: DueMemory, *, boot_id: str, boot_now: float, late_secs: float = 0.0
 ) -> tuple[list[DueAction], DueMemory]:
     """Actions due now, in topology id order, and the memory for the next call.
 
     Removal of a killed topology and the end of a rebalance are due when their delay has passed on the
     observer's clock; a delay of 0 at once. The activation of a topology that was published for ACTIVE and
-    is still INACTIVE is due after five seconds, that of one whose drain nobody ended after its delay.
+    is still INACTIVE is due after five seconds, that of one whose drain nobody ended after its delay. Each ``late_secs`` later.
     """
     known = memory.seen if memory.boot_id == boot_id else {}
     seen: dict[str, tuple[int, float]] = {}
@@ -116,6 +116,6 @@ def due_actions(
         if zxid != topology.base_at.mzxid or since > boot_now:
             zxid, since = topology.base_at.mzxid, boot_now
         seen[topology_id] = (zxid, since)
-        if boot_now - since >= delay:
+        if boot_now - since >= delay + late_secs:
             due.append(DueAction(topology_id, base.name, action))
     return due, DueMemory(boot_id, seen)

@@ -23,6 +23,9 @@ STAGES = ("topology_conf", "topology_code", "task_info", "assignment", "publishe
 TOKEN_TAG = "storm/token"
 """Run tag: the client token of the submission that the run belongs to."""
 
+REQUEST_TAG = "storm/request"
+"""Run tag: the request of a change of a topology. The leader may do it itself when Dagster is late."""
+
 PRIORITY_TAGS = {"dagster/priority": "100"}
 """Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by default."""
 HEALING_TAGS = {"dagster/priority": "1000"}

@@ -223,6 +223,8 @@ class GrayUpgrade(Record, populate_by_name=True):
     """Prefix of the blob keys of the new code. The former one stays that of the assignment until the end."""
     token: str = ""
     """Client token of the call that began it."""
+    batch_token: str = ""
+    """Client token of the call that asked for the newest batch, when that is another one."""
     reason: str | None = None
     """Reason for a rollback that was not requested."""
     code: dict[str, str] = {}

@@ -65,16 +65,21 @@ def lost_race(error: StormDagsterError) -> bool:
 def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
     """Run ``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
 
-    It is called with a view loaded for it and must recognize its own earlier success in it. Gives up
-    with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
+    It is called with a view loaded for it and must recognize its own earlier success in it. After a lost reply ZooKeeper
+    may be away for an election (seconds). Gives up with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
     """
     wait = float(ctx.conf.get("nimbus.assignment.wait.secs", 300))
     deadline = ctx.monotonic() + wait
     pause = _FIRST_PAUSE_SECS
     lost_replies = 0
     while True:
-        view = ctx.cluster.load_view()
         try:
+            try:
+                view = ctx.cluster.load_view()
+            except Unavailable as error:
+                if not lost_replies:
+                    raise
+                raise ReplyLost(error.message) from error
             return attempt(view)
         except ReplyLost:
             lost_replies += 1

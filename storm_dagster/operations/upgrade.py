@@ -94,7 +94,7 @@ def gray_upgrade(
 
     Asks for one batch; the topology master's supervisor picks it. With an empty selection a new upgrade takes that of the new
     code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). Repeated with the ``token`` that
-    began it, nothing is done again. Everything is checked, stored and replicated before the topology is touched.
+    began it or asked for its newest batch, nothing is done again. Everything is checked, stored and replicated before the topology is touched.
 
     Raises :class:`NotAlive`; :class:`Conflict` when the topology is not ACTIVE, when new code is given while an
     upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong selection, a topology master that
@@ -102,12 +102,12 @@ def gray_upgrade(
     """
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     base, record = topology.base, snapshot.state.record
-    if record is not None and token and record.token == token:
+    if record is not None and token and token in (record.token, record.batch_token):
         return UpgradeResult(
             topology.id, base.name, base.status, "begun", False, "", snapshot.state, snapshot.assignment
         )
     if handle is None:
-        return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection))
+        return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection, token=token))
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
     ctx = ctx.accepting_fewer(allow_degraded)
@@ -181,25 +181,28 @@ def roll_back_if_upgraded(ctx: OperationsContext, topology_id: str, causes: Iter
             return
 
 
-def advance_upgrades(ctx: OperationsContext, seen: dict[str, float] | None = None) -> list[UpgradeResult]:
+def advance_upgrades(
+    ctx: OperationsContext, seen: dict[str, float] | None = None, view: ClusterView | None = None
+) -> list[UpgradeResult]:
     """Do what is due about every upgrade; the results of those that it changed. For the leader and the sensor.
 
     Complete when all workers are upgraded, expire, roll back when an upgraded worker failed, end a rollback. Each
     topology fails alone; only :class:`Fenced` ends the whole call. ``seen``: the caller's memory of when it first saw
-    each upgrade, by code; without it none expires.
+    each upgrade, by code; without it none expires. ``view`` spares a read of the cluster: each upgrade is read by itself.
     """
     results: list[UpgradeResult] = []
     before, now = dict(seen or {}), ctx.monotonic()
     if seen is not None:
         seen.clear()
-    for topology in ctx.cluster.load_view().topologies.values():
+    for topology in (view or ctx.cluster.load_view()).topologies.values():
         if topology.base.status not in ("UPGRADING", "ROLLBACK"):
-            continue
-        if topology.assignment is None or topology.tasks is None:
             continue
         try:
             state = ctx.cluster.read_upgrade(topology.id)
-            snapshot = UpgradeSnapshot(state, topology.assignment, topology.tasks)
+            assignment, tasks = ctx.cluster.assignment_info(topology.id), ctx.cluster.read_tasks(topology.id)
+            if assignment is None or tasks is None:
+                continue
+            snapshot = UpgradeSnapshot(state, assignment, tasks)
             since = now
             if seen is not None and state.record is not None:
                 since = seen[state.record.code_dir] = before.get(state.record.code_dir, now)
@@ -257,7 +260,8 @@ def await_upgrade(
         if outcome:
             status = "ROLLBACK" if snapshot.phase == "rolling back" else "UPGRADING"
             return replace(request, status=status, outcome=outcome, workers=workers, reason=reason)
-        advance_upgrades(ctx)
+        if machine.due(snapshot) is not None:
+            advance_upgrades(ctx)
         ctx.sleep(_POLL_SECS)
 
 

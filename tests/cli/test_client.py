@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_tasks
-from storm_dagster.client.changes import drain_hosts
+from storm_dagster.client.changes import change_topology, drain_hosts
 from storm_dagster.model.conf import load_cluster_conf, seed_urls
 from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
@@ -267,3 +267,14 @@ def test_a_seed_may_be_a_host_an_address_or_a_url() -> None:
     # With TLS nothing goes to http unless somebody wrote it, and then the client refuses to.
     secured = conf.with_values({"storm.tls.ca": "ca.pem"}, "test")
     assert seed_urls(secured) == ["https://a:9", "https://b:1", "http://c:2"]
+
+
+def test_a_kill_has_ended_when_its_topology_is_gone_whoever_has_the_name_by_then(peers: list[Peer]) -> None:
+    peer = peers[0]
+    answer = {"id": "wc-1-100", "name": "wc", "status": "KILLED", "run_id": None}
+    peer.scripted["/v1/topologies/wc/kill"] = [(202, answer)]
+    peer.scripted["/v1/topologies/wc-1-100"] = [(404, {"error": {"type": "NotAlive", "message": "no such topology"}})]
+    peer.scripted["/v1/topologies/wc"] = [(200, {"id": "wc-2-200", "name": "wc", "status": "ACTIVE"})]
+    with NimbusClient([peer.url]) as nimbus:
+        killed = change_topology(nimbus, "wc", verb="kill", timeout=5.0)
+    assert (killed.id, killed.status) == ("wc-1-100", "KILLED")

@@ -106,6 +106,10 @@ def test_due_by_the_observers_clock() -> None:
     due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=120)
     assert [(action.topology_id, action.action) for action in due] == [("k", "remove")]
     assert decode_memory(DueMemory, encode_memory(memory)) == memory
+    assert due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=129, late_secs=10)[0] == []
+    assert due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=130, late_secs=10)[0], (
+        "others had their time"
+    )
     assert due_actions(view(("k", killed, 6)), memory, boot_id="other", boot_now=9999)[0] == []
 
 

@@ -9,9 +9,14 @@ import dagster as dg
 import pytest
 
 from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.lifecycle import jobs
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.dagster_names import REQUEST_TAG
+from storm_dagster.nimbus.requests.unreported import LeaderOutbox
+from storm_dagster.operations.context import OperationsContext
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.dagster_results import materialized, shown, step_failure
 from storm_rigs.dagster_world import DagsterWorld
@@ -43,6 +48,19 @@ def test_jobs_turn_a_topology_off_and_on(world: DagsterWorld) -> None:
     assert world.run("activate_topology", config=op("activate_topology", name="wc")).success
     assert world.topology("wc").base.status == "ACTIVE"
     assert observed(world, "wc") == ["activate", "deactivate"]
+
+
+def test_a_late_run_does_not_do_again_what_the_leader_did(world: DagsterWorld) -> None:
+    """Dagster launches it after the leader gave up on it: somebody may have said the contrary since."""
+    world.submit("wc")
+    conf = load_cluster_conf(None, None)
+    ctx = OperationsContext(cluster=world.cluster, blobs=world.blobs, conf=conf, planner=plan_placement)
+    LeaderOutbox().take(ctx, "done-by-the-leader")
+    config = op("deactivate_topology", name="wc")
+    assert world.run("deactivate_topology", config=config, tags={REQUEST_TAG: "done-by-the-leader"}).success
+    assert world.topology("wc").base.status == "ACTIVE"
+    assert world.run("deactivate_topology", config=config, tags={REQUEST_TAG: "another"}).success
+    assert world.topology("wc").base.status == "INACTIVE"
 
 
 @pytest.mark.parametrize("wait_secs", [0, 1])

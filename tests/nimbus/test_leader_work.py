@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -21,6 +24,7 @@ from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTranspo
 from storm_dagster.nimbus.leadership.duties import LeaderDuties
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import publishing, submission
+from storm_dagster.testing.cluster import run_cli
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_server import DagsterServer
@@ -217,6 +221,53 @@ def test_without_dagster_submission_waits_and_lifecycle_goes_on(
     eventually(lambda: state.state.get_children(paths.BLOBSTORE) == [], timeout=60, what="the removal of its blobs")
     with NimbusBlobClient(nimbus.url) as blobs:
         assert not blobs.keys(topology_id)
+
+
+def test_what_the_leader_does_instead_of_a_late_dagster_is_noted_for_its_run(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
+    """Dagster has the request and may launch it later: the run must find that it is done."""
+    sent: list[bytes] = []
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = late.accept()
+                sent.append(connection.recv(65536) + connection.recv(65536))
+
+    with socket.create_server(("127.0.0.1", 0)) as late:
+        threading.Thread(target=listen, daemon=True).start()
+        url = f"http://127.0.0.1:{late.getsockname()[1]}/graphql"
+        nimbus = nimbuses.start(dagster__graphql__url=url, dagster__graphql__timeout__secs=1).await_leading()
+        add_base(cluster(), "wc-1-100")
+        assert post(nimbus, "/v1/topologies/wc/deactivate").json()["run_id"] is None
+        pattern = re.compile(rb'"storm/request", ?"value": ?"(\w+)"')
+        found = eventually(lambda: pattern.search(b"".join(sent)), timeout=30, what="the request that Dagster has")
+        assert found is not None and found.group(1) in (cluster().state.get_data(paths.UNREPORTED) or b"")
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_what_is_overdue_is_done_by_the_leader_whatever_the_sensor_does(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState], armed: bool
+) -> None:
+    """A sensor that holds /healer says nothing of the one that should remove this topology."""
+    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()
+    if armed:
+        cluster().state.set_ephemeral_node(paths.HEALER, b"")
+    add_base(cluster(), "wc-1-100")
+    assert post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 1}).json()["status"] == "KILLED"
+    eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
+
+
+def test_doctor_names_what_nobody_heals(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
+    nimbus = nimbuses.start().await_leading()
+    add_supervisor(cluster(), "s1")
+    cluster().state.create_node(paths.topology("wc-1-100"), b'{"v": 99}')
+    conf = {"nimbus.seeds": [nimbus.url.removeprefix("http://")], "dagster.graphql.url": ""}
+    (nimbus.home / "storm.yaml").write_text(json.dumps(conf))
+    done = run_cli("doctor", "--json", "--conf-dir", str(nimbus.home), home=nimbus.home)
+    found = [row for row in done.document["findings"] if row["check"] == "cluster" and row["state"] == "broken"]
+    assert any("/topology/wc-1-100" in row["found"] for row in found), done.document
 
 
 def test_a_submission_keeps_its_write_budget(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:

@@ -22,6 +22,7 @@ from storm_dagster.operations.upgrade import advance_upgrades, check_upgrade
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.archives import pack_archive
+from storm_rigs.losing import LosingCluster
 from storm_rigs.supervisor_links import LinkedSupervisor
 from storm_rigs.upgrades import UpgradeStandIns
 from storm_rigs.world import World
@@ -115,6 +116,43 @@ def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -
     after = topology.assignment
     works = [work for node in after.node_host for work in desired_slots({topology.id: after}, node).work.values()]
     assert {(work.code_dir, work.restarts) for work in works} == {(new, 1)}, "the topology master's worker too"
+
+
+def test_while_nothing_is_due_the_cluster_is_not_read(topology: Upgraded) -> None:
+    """An upgrade may be paused for a day, and the leader looks each second."""
+    topology.begin()
+    view = topology.world.cluster.load_view()
+    unread = LosingCluster(topology.world.cluster, 0, True, away=1)
+    assert advance_upgrades(topology.world.context(cluster=unread), topology.seen, view) == [] and unread.away == 1
+
+
+def test_a_repeated_call_takes_no_further_batch(topology: Upgraded) -> None:
+    """Its answer was lost, or Dagster executes its run again: one token, one batch, also once that is picked and done."""
+    world = topology.world
+    new = topology.begin(token="first").state.record.code_dir
+    topology.batch()
+    for _ in range(2):
+        lifecycle.gray_upgrade(world.context(), "wc", ONE, token="second")
+        topology.batch()
+    assert lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="new", token="first").outcome == "begun"
+    assert len(topology.on(new)) == 2
+    lifecycle.gray_upgrade(world.context(), "wc", ONE, token="third")
+    topology.batch()
+    assert len(topology.on(new)) == 3
+
+
+@pytest.mark.parametrize("picked", [False, True])
+def test_a_batch_whose_reply_was_lost_is_the_callers_own(topology: Upgraded, picked: bool) -> None:
+    topology.begin(token="first")
+    topology.batch()
+    cluster = LosingCluster(topology.world.cluster, 1, landed=True)
+
+    def sleep(_: float) -> None:
+        if picked:  # By the supervisor of the topology master, before the caller reads again.
+            topology.batch()
+
+    result = lifecycle.gray_upgrade(topology.world.context(cluster=cluster, sleep=sleep), "wc", ONE, token="second")
+    assert result.outcome == "continued" and topology.record.batch_token == "second"
 
 
 def test_completing_early_leaves_the_other_workers_alone(topology: Upgraded) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.slots.model import desired_slots
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
@@ -222,6 +223,23 @@ def test_a_hot_deploy_takes_the_place_in_one_step(world: World) -> None:
     assert world.blobs.read(jar_key(report.topology_id)) == pack_archive("new code")
     assert not world.cluster.state.exists(paths.tasks(old))
     assert lifecycle.update(world.context(), "wc", token="t2", handle="new").topology_id == report.topology_id
+
+
+def test_an_update_that_has_taken_place_is_done_whatever_remains_of_the_old_code(world: World) -> None:
+    """What cannot be deleted now is the cleaner's: the new topology runs, and nobody deploys it again."""
+    old = world.submit("wc")
+    world.upload("new")
+
+    class Stuck(LocalBlobStore):
+        def delete(self, key: str, **terms: Any) -> None:
+            if key.startswith(old):
+                raise Unavailable("no nimbus answers")
+            super().delete(key, **terms)
+
+    ctx = world.context(blobs=Stuck(world.blobs.directory))
+    report = lifecycle.update(ctx, "wc", token="t2", handle="new")
+    assert report.status == "ACTIVE" and base(world).status == "ACTIVE"
+    assert world.blobs.keys(old), "deleted by the cleaner"
 
 
 def conf_of(world: World, topology_id: str) -> dict[str, Any]:

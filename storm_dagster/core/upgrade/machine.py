@@ -152,6 +152,8 @@ class UpgradeEvent:
     """With ``begin``: the record without its batch."""
     former: str = ""
     """With ``begin``: the topology's code when the new code was stored."""
+    token: str = ""
+    """With ``continue``: the client token of the call."""
 
 
 def due(snapshot: UpgradeSnapshot, *, age_secs: float = 0.0) -> UpgradeEvent | None:
@@ -207,7 +209,7 @@ def transition(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) 
         base, after = apply_event(base, "upgrade"), _request(event.record, event.selection)
         return UpgradeTransition("begun", base, after, step="gray_upgrade", action="grayUpgrade")
     if event.action == "continue":
-        after = _request(check_continue(base, snapshot, event.selection), event.selection)
+        after = _request(check_continue(base, snapshot, event.selection), event.selection, event.token)
         return UpgradeTransition("continued", base, after, step="continue_upgrade", action="grayUpgrade")
     if event.action in ("finish_rollback", "abandon"):
         found = due(snapshot)
@@ -238,10 +240,10 @@ def transition(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) 
     )
 
 
-def _request(record: GrayUpgrade | None, selection: Selection) -> GrayUpgrade:
+def _request(record: GrayUpgrade | None, selection: Selection, token: str = "") -> GrayUpgrade:
     if record is None:
         raise InvalidRequest("a gray upgrade begins with a record: store the new code first")
-    return record.model_copy(update={**asdict(selection), "continue_": True})
+    return record.model_copy(update={**asdict(selection), "continue_": True, "batch_token": token})
 
 
 def _close(base: StormBase, outcome: str, reason: str) -> UpgradeTransition:
@@ -256,7 +258,9 @@ def landed(sent: UpgradeTransition, base: StormBase, snapshot: UpgradeSnapshot) 
         # The supervisor may have picked its batch since; no other upgrade has its code.
         return record is not None and sent.record is not None and record.code_dir == sent.record.code_dir
     if sent.step == "continue_upgrade":
-        return record == sent.record
+        # The supervisor may have picked it since, as above.
+        mine = "" if sent.record is None else sent.record.batch_token
+        return record == sent.record or (record is not None and bool(mine) and record.batch_token == mine)
     completed = base.status == "ACTIVE" and snapshot.assignment.code_dir == sent.code_dir
     return sent.step == "complete_upgrade" and completed
 

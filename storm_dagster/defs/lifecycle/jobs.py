@@ -17,7 +17,8 @@ from storm_dagster.defs.lifecycle.sensor import may_drop
 from storm_dagster.defs.metadata import step_errors, stored_metadata, table
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.defs.resources.processes import NimbusResource, upload_of
-from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import REQUEST_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, parse_workers
 from storm_dagster.operations.context import OperationsContext, topology_by_name
@@ -195,6 +196,14 @@ def _metadata(result: LifecycleResult | UpgradeResult) -> tuple[str, dict[str, A
     return shown["status"], {**shown, "previous": result.previous or "unknown", "changed": result.changed, **drained}
 
 
+def _done_by_leader(context: dg.OpExecutionContext, ops: OperationsContext) -> bool:
+    """Whether the leader did what this run was launched for: doing it again may undo what came after. Who executes the
+    run again wants it done."""
+    request = context.run.tags.get(REQUEST_TAG) if context.run.parent_run_id is None else None
+    ops.cluster.state.sync_path(paths.UNREPORTED)
+    return request is not None and request.encode() in (ops.cluster.state.get_data(paths.UNREPORTED) or b"")
+
+
 @functools.lru_cache(maxsize=128)
 def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
     def perform(
@@ -203,6 +212,11 @@ def _verb_job(names: DagsterNames, verb: Verb) -> dg.JobDefinition:
         began = time.monotonic()
         effect = _EFFECTS.get(verb.name, lambda run: (run.operate(), {}))
         with operations(context, handles) as ops:
+            if _done_by_leader(context, ops):
+                context.log.warning(
+                    f"{verb.name} of {config.name}: done by the leader, to whom Dagster did not answer in time"
+                )
+                return
             run = _VerbRun(verb, context, config, names, handles, ops)
             result, more = effect(run, *handle)
         outcome, metadata = _metadata(result)

@@ -1,7 +1,7 @@
 """Duties of the leader: due transitions, healing when no sensor is armed, cleaning, reporting.
 
 Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves due transitions
-to them, and healing for as long as a run should take (``docs/decisions.md#healing-sensor``).
+and healing to them, for as long as a run should take (``docs/decisions.md#healing-sensor``).
 """
 
 import logging
@@ -124,25 +124,25 @@ class LeaderDuties(_Rounds):
             self._nimbus.unreported.flush(ctx, self._nimbus.dagster)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
-        if self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs):
-            return
+        armed = self._sensor_absent() < min(_DUE_GRACE_SECS, self._backstop_secs)
+        late = self._backstop_secs if armed else 0.0
         now = boot_clock()
         if not self._due.seen and now < self._next_due:
             return
         self._next_due = now + _DUE_SECS
         view = self._nimbus.shown_view()
-        result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=now, view=view)
+        result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=now, view=view, late_secs=late)
         self._due = result.memory
         for done in result.done:
-            _log.info("done by the leader, no sensor is armed: %s", done.describe())
-            text = f"{done.describe()}, done by the leader because no sensor was armed"
+            _log.info("done by the leader, no sensor did it: %s", done.describe())
+            text = f"{done.describe()}, done by the leader because no sensor did it"
             self._nimbus.unreported.add(ctx, done.name, text, gone=done.action == "remove")
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
         """Upgrades end at once, also while a sensor is armed: what fails must not go on until its next tick."""
         if not upgrades_under_way(self._nimbus.cached):
             return
-        for report in advance_upgrades(ctx, self._upgrades):
+        for report in advance_upgrades(ctx, self._upgrades, self._nimbus.shown_view()):
             text = f"gray upgrade of {report.topology_id} {report.outcome}: {report.reason}"
             _log.log(logging.WARNING if report.status == "ROLLBACK" else logging.INFO, "%s", text)
             self._nimbus.unreported.add(ctx, report.name, text)

@@ -6,14 +6,17 @@
 """
 
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade.machine import check_ending
 from storm_dagster.core.upgrade.selection import Selection
+from storm_dagster.model.dagster_names import REQUEST_TAG
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.verbs import VERBS, Verb, check_request
+from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
@@ -62,8 +65,9 @@ class LifecycleRequests:
         if body.dry_run:
             plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
+        request = uuid.uuid4().hex
         try:
-            return {"run_id": self._launch(topology.base.name, row, fields), **answer}
+            return {"run_id": self._launch(topology, name, row, fields, request), **answer}
         except (Misconfigured, Unavailable) as error:
             if not row.leader:
                 raise
@@ -71,6 +75,7 @@ class LifecycleRequests:
                 "%s of %s is done by the leader: %s", verb, topology.id, error, extra={"topology": topology.id}
             )
         ctx = self._nimbus.operations(epoch)
+        self._nimbus.unreported.take(ctx, request)
         report = lifecycle.operation_of(verb)(ctx, topology.id, **fields)
         text = f"{verb} of {report.topology_id}, done by the leader because Dagster did not answer"
         self._nimbus.unreported.add(ctx, report.name, text, gone=report.status is None)
@@ -104,9 +109,11 @@ class LifecycleRequests:
             "warnings": list(placement.warnings) if placement else [],
         }
 
-    def _launch(self, name: str, row: Verb, fields: Mapping[str, Any]) -> str:
-        dagster = self._nimbus.dagster
-        op, config, tags = dagster.names.name(f"{row.job}_op"), {"name": name, **fields}, {"storm/topology": name}
+    def _launch(self, topology: TopologyView, given: str, row: Verb, fields: Mapping[str, Any], request: str) -> str:
+        dagster, name = self._nimbus.dagster, topology.base.name
+        op, tags = dagster.names.name(f"{row.job}_op"), {"storm/topology": name, REQUEST_TAG: request}
+        # Who kills by id means no later topology of that name.
+        config = {"name": given if row.name == "kill" and given == topology.id else name, **fields}
         if row.name == "rebalance":
             dagster.add_partition(name)
             op, config, tags = dagster.names.stage_op("assignment"), dict(fields), {**tags, "dagster/partition": name}

@@ -33,6 +33,7 @@ class UnreportedEvent(Record):
 
 class _UnreportedEvents(Record):
     events: tuple[UnreportedEvent, ...] = Field(default=(), alias="deeds")
+    requests: tuple[str, ...] = ()
 
 
 class LeaderOutbox:
@@ -71,6 +72,13 @@ class LeaderOutbox:
         event = UnreportedEvent(asset=asset, partition=partition, description=description[:_MOST_TEXT], gone=gone)
         with self._lock:
             self._events = [*self._events, event][-_MOST_EVENTS:]
+            self._store(ctx)
+
+    def take(self, ctx: OperationsContext, request: str) -> None:
+        """Note that the leader does this request itself: a run of it that Dagster launches after all does nothing."""
+        with self._lock:
+            requests = (*self._record.requests, request)[-_MOST_EVENTS:]
+            self._record = self._record.model_copy(update={"requests": requests})
             self._store(ctx)
 
     def _store(self, ctx: OperationsContext) -> None:

@@ -113,11 +113,11 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     old = read_record(ctx, token).replaces
     drained = 0.0
     topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
-    if topology is not None and topology.live_workers:
-        longest = min(float(message_timeout_secs(load_runnable(ctx, topology).conf)), _LONGEST_DRAIN_SECS)
-        drained = drain(ctx, topology.id, longest)
-    began = ctx.monotonic()
     try:
+        if topology is not None and topology.live_workers:
+            longest = min(float(message_timeout_secs(load_runnable(ctx, topology).conf)), _LONGEST_DRAIN_SECS)
+            drained = drain(ctx, topology.id, longest)
+        began = ctx.monotonic()
         published = submission.publish_assignment(ctx, token=token)
     except StormDagsterError:
         if old is not None:
@@ -127,9 +127,11 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     # A repetition after a crash sweeps what the first one published over and did not come to sweep.
     replaced = published.replaced or (old if published.already else None)
     if replaced is not None:
-        # The cleaner deletes what this misses.
-        sweep(ctx, ctx.current_epoch(), replaced)
-        delete_code(ctx, replaced)
+        try:
+            sweep(ctx, ctx.current_epoch(), replaced)
+            delete_code(ctx, replaced)
+        except StormDagsterError as error:  # The update has taken place, and the cleaner deletes what this misses.
+            ctx.log.warning("what %s left is deleted later: %s", replaced, error)
     swap_secs = ctx.monotonic() - began
     return LifecycleResult(
         report.topology_id, report.name, report.status, changed=True, drain_secs=drained, swap_secs=swap_secs
@@ -148,7 +150,12 @@ def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> floa
     security = Security.of(ctx.conf)
     quiet = 0
     while ctx.monotonic() - began < longest_secs:
-        topology = ctx.cluster.load_view().topologies.get(topology_id)
+        try:
+            topology = ctx.cluster.load_view().topologies.get(topology_id)
+        except Unavailable:  # An election of ZooKeeper is no reason to give up.
+            quiet = 0
+            ctx.sleep(_POLL_SECS)
+            continue
         if topology is None or topology.assignment is None:
             break
         # Twice: what is on its way between two workers is in neither while they are asked.

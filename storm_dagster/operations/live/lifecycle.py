@@ -185,16 +185,17 @@ def finish_due(
     boot_id: str = "",
     boot_now: float | None = None,
     view: ClusterView | None = None,
+    late_secs: float = 0.0,
 ) -> DueResult:
     """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
 
     Pass the result's memory in again next time: delays run on the caller's boot clock (``boot_now``,
     default: the context's monotonic clock) from when it first saw the status. ``view`` spares a read of the cluster;
-    what is done is decided by another. Each topology fails alone; only :class:`Fenced` ends the whole call.
+    what is done is decided by another. With ``late_secs`` only what somebody else should have done by then. Each topology fails alone; only :class:`Fenced` ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     view = view or ctx.cluster.load_view()
-    due, seen = due_actions(view, memory or DueMemory(), boot_id=boot_id, boot_now=now)
+    due, seen = due_actions(view, memory or DueMemory(), boot_id=boot_id, boot_now=now, late_secs=late_secs)
     done: list[DoneAction] = []
     failed: dict[str, str] = {}
     for action in due:
@@ -214,6 +215,6 @@ def finish_due(
             failed[action.topology_id] = str(error)
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
     changing = any(topology.base.status in ("UPGRADING", "ROLLBACK") for topology in view.topologies.values())
-    ended = advance_upgrades(ctx) if changing else []
+    ended = advance_upgrades(ctx, view=view) if changing else []
     done += [DoneAction("upgrade", each.topology_id, each.name, each.outcome) for each in ended]
     return DueResult(tuple(done), failed, seen)

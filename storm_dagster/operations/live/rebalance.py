@@ -5,7 +5,8 @@ transaction. Finish: plan, then one transaction with tasks, assignment and the f
 """
 
 import difflib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
 from storm_dagster.model.conf import check_value
-from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, Unavailable
+from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
@@ -85,9 +86,13 @@ def rebalance(
     ``view`` to plan with, so that many of them read the cluster once.
     """
     epoch = ctx.current_epoch()
+    sent: list[tuple[bytes, RebalanceResult]] = []
 
     def begin(view: ClusterView) -> RebalanceResult:
         topology = topology_by_name(view, name)
+        for raw, asked in sent:  # Its reply was lost.
+            if ctx.cluster.state.get_data(_pending_path(topology.id)) == raw and asked.topology_id == topology.id:
+                return asked
         require_offered_host(view, topology)
         runnable = load_runnable(ctx, topology)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
@@ -103,8 +108,10 @@ def rebalance(
         transaction.set(paths.topology(topology.id), encode_record(marked), topology.base_at.version)
         transaction.create(_pending_path(topology.id), encode_record(wanted))
         announce(ctx, transaction, topology.id, "rebalance")
+        report = _report(topology, marked, plan, "waiting", delay=delay)
+        sent[:] = [(encode_record(wanted), report)]
         commit(ctx, transaction, "rebalance")
-        return _report(topology, marked, plan, "waiting", delay=delay)
+        return report
 
     if view is not None and dry_run:
         return begin(view)
@@ -205,13 +212,18 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     error is raised. Finished by somebody else already: ``unchanged``.
     """
     epoch = ctx.current_epoch()
+    sent: list[tuple[RebalanceResult, Callable[[], None] | None]] = []
+    abandoned: list[StormDagsterError] = []
 
     def attempt(view: ClusterView) -> RebalanceResult:
         topology = view.topologies.get(topology_id)
         if topology is None:
             raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
         if topology.base.status != "REBALANCING":
-            return _unchanged(topology)  # Somebody else finished it.
+            for error in abandoned:
+                raise error
+            done = [report for report, _ in sent if report.assignment == topology.assignment]
+            return done[0] if done else _unchanged(topology)  # The reply was lost, or somebody else finished it.
         path = _pending_path(topology_id)
         found = ctx.cluster.state.get_data_with_version(path)
         wanted = (
@@ -223,17 +235,23 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         transaction = ctx.cluster.fenced(epoch)
         if found is not None:
             transaction.delete(path, found[1].version)
+        runnable = load_runnable(ctx, topology)  # It may be out of reach for now, which is no reason to give up.
         try:
-            plan = _plan(ctx, view, topology, load_runnable(ctx, topology), wanted)
-        except (Unavailable, InvalidRequest, Conflict):
+            plan = _plan(ctx, view, topology, runnable, wanted)
+        except (Unavailable, InvalidRequest, Conflict) as error:
+            abandoned[:] = [error]
             transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
             commit(ctx, transaction, "abandon_rebalance")
             raise
         after = after.model_copy(update={"workers": wanted.workers, "executors": wanted.executors})
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
-        return _apply(ctx, transaction, view, topology, after, plan)
+        return _apply(ctx, transaction, view, topology, after, plan, sent)
 
-    return retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
+    found = retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
+    for report, explain in sent:
+        if report is found and explain is not None:
+            explain()
+    return found
 
 
 def _unchanged(topology: TopologyView) -> RebalanceResult:
@@ -279,8 +297,12 @@ def _apply(
     topology: TopologyView,
     after: StormBase,
     plan: _Plan,
+    sent: list[tuple[RebalanceResult, Callable[[], None] | None]],
 ) -> RebalanceResult:
-    """Commit ``transaction``, which restores the status, together with the changes of the plan."""
+    """Commit ``transaction``, which restores the status, together with the changes of the plan.
+
+    ``sent`` gets the report as it will be, and what stores the reasons for it.
+    """
     report = _report(topology, after, plan, "assigned" if plan.changed else "unchanged")
     placement = plan.result.placement(after.name)
     if plan.table != topology.tasks or not same_workers(topology.assignment, placement):
@@ -304,7 +326,9 @@ def _apply(
         report = replace(
             report, assignment=assignment, version=(report.version if report.version is not None else -1) + 1
         )
+    moves = _moves(view, topology, plan)
+    changed = report.assignment is not topology.assignment
+    explain = functools.partial(write_reasons, ctx, topology.id, plan.result, after.name, moves)
+    sent[:] = [(report, explain if changed else None)]
     commit(ctx, transaction, "finish_rebalance")
-    if report.assignment is not topology.assignment:
-        write_reasons(ctx, topology.id, plan.result, after.name, _moves(view, topology, plan))
     return report

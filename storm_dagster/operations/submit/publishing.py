@@ -299,8 +299,7 @@ def _publish(
 
 def activate_topology(ctx: OperationsContext, *, token: str) -> ActivateResult:
     """Stage 6: a second fenced transaction sets the wanted status; nothing is written when it holds already."""
-    record = read_record(ctx, token)
-    return finish_activation(ctx, record.topology_id, record.epoch)
+    return finish_activation(ctx, read_record(ctx, token).topology_id, ctx.current_epoch())
 
 
 def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> ActivateResult:
