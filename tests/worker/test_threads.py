@@ -182,3 +182,38 @@ def test_a_component_that_cannot_initialize_is_tried_again() -> None:
     result = run_topology(BadStartTopology, {"numbers": [[1]]}, timeout=20)
     assert [type(error).__name__ for _, error in result.errors] == ["OSError"]
     assert result.acked["numbers"] == [0]
+
+
+class Images(Spout):
+    outputs = ["image"]
+    left = 300
+
+    def next_tuple(self) -> None:
+        if self.left:
+            self.left -= 1
+            self.emit([bytes(1000)], tup_id=self.left)
+
+
+class Looks(Bolt):
+    blocking = True
+    outputs = ["size"]
+
+    def process(self, tup: Tuple) -> None:
+        # With the ids it waits for the loop, which has acked the tuples before then.
+        self.emit([len(tup.values[0])], need_task_ids=True)
+
+
+class Album(Topology):
+    images = Images.spec()
+    looks = Looks.spec(inputs=[images])
+
+
+def runner_of(harness: TopologyHarness, component: str) -> Any:
+    (runner,) = [one for one in harness.engine.runners.values() if one.component == component]
+    return runner
+
+
+def test_a_blocking_bolt_holds_few_finished_tuples() -> None:
+    with TopologyHarness(Album) as harness:
+        assert len(harness.run().values("looks")) == 300
+        assert len(runner_of(harness, "looks").kept) < 50

@@ -40,7 +40,7 @@ TURN_SECS = 0.05
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 _METRIC_BYTES = 16 << 10
-_LEAST_KEPT = 1000
+_LEAST_KEPT = 32
 _MOST_REASON = 500
 
 
