@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 LOOP_THREAD: list[int] = []
@@ -217,3 +218,53 @@ def test_a_blocking_bolt_holds_few_finished_tuples() -> None:
     with TopologyHarness(Album) as harness:
         assert len(harness.run().values("looks")) == 300
         assert len(runner_of(harness, "looks").kept) < 50
+
+
+class Untracked(Spout):
+    outputs = ["n"]
+    left = 50
+
+    def next_tuple(self) -> None:
+        if self.left:
+            self.left -= 1
+            self.emit([self.left])
+
+
+class WaitsForItsEnd(Bolt):
+    """Is in its first tuple until its task closes."""
+
+    blocking = True
+    inside = threading.Event()
+    seen: ClassVar[list[int]] = []
+
+    def process(self, tup: Tuple) -> None:
+        runner: Any = self._bound()._runner  # type: ignore[attr-defined]
+        self.inside.set()
+        while not self.seen and not runner._stopping:
+            time.sleep(0.001)
+        self.seen.append(tup.values[0])
+
+
+class Unanchored(Topology):
+    numbers = Untracked.spec()
+    waits = WaitsForItsEnd.spec(inputs=[numbers])
+
+
+def test_untracked_tuples_that_wait_for_a_thread_outlive_a_change_of_the_number_of_tasks() -> None:
+    WaitsForItsEnd.inside.clear()
+    WaitsForItsEnd.seen.clear()
+    with TopologyHarness(Unanchored) as harness:
+        engine = harness.engine
+
+        def all_wait() -> bool:
+            engine.run(harness.shared.clock())
+            return runner_of(harness, "waits").waiting() == 50 and WaitsForItsEnd.inside.is_set()
+
+        eventually(all_wait, 20, "all tuples wait", interval=0.001)
+        before = engine.placement
+        assert before is not None
+        components = {**before.components, 99: "waits"}
+        everything = frozenset(components)
+        engine.place(Placement(1, dict.fromkeys(components, engine.slot), {}, components, everything, everything))
+        harness.run()
+        assert WaitsForItsEnd.seen == list(range(50))[::-1]
