@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from typing import Any, ClassVar
@@ -268,3 +269,65 @@ def test_untracked_tuples_that_wait_for_a_thread_outlive_a_change_of_the_number_
         engine.place(Placement(1, dict.fromkeys(components, engine.slot), {}, components, everything, everything))
         harness.run()
         assert WaitsForItsEnd.seen == list(range(50))[::-1]
+
+
+class Gated(Bolt):
+    blocking = True
+    gate = threading.Event()
+
+    def initialize(self, conf, context) -> None:
+        self.ticks = 0
+        self.inside = False
+
+    def process(self, tup: Tuple) -> None:
+        self.inside = True
+        self.gate.wait(20)
+
+    def process_tick(self, tup: Tuple) -> None:
+        self.ticks += 1
+
+
+class GatedTopology(Topology):
+    numbers = Numbers.spec()
+    gated = Gated.spec(inputs=[numbers])
+
+
+def test_ticks_that_are_due_while_a_thread_is_busy_are_one() -> None:
+    Gated.gate.clear()
+    with TopologyHarness(GatedTopology, {"numbers": [[1]]}) as harness:
+        run = harness.engine.run
+
+        def inside() -> bool:
+            run(harness.shared.clock())
+            return harness.tasks("gated")[0] is not None and harness.tasks("gated")[0].inside
+
+        eventually(inside, 20, "the call", interval=0.001)
+        for _ in range(5):
+            harness.tick("gated")
+            run(harness.shared.clock())
+        Gated.gate.set()
+        harness.run()
+        assert harness.tasks("gated")[0].ticks == 1
+        harness.tick("gated")
+        harness.run()
+        assert harness.tasks("gated")[0].ticks == 2
+
+
+def test_a_thread_that_emits_always_finds_its_streams() -> None:
+    """Also while the loop replaces the routes."""
+    with TopologyHarness(BlockingTopology, {"numbers": []}) as harness:
+        harness.run()
+        runner = next(one for one in harness.engine.runners.values() if one.component == "blocks")
+        seen: list[bool] = []
+
+        class Watched(dict[str, Any]):
+            def keys(self) -> Any:
+                seen.append("default" in runner.routes)
+                return super().keys()
+
+            def __iter__(self) -> Any:
+                return super().__iter__()
+
+        new = {name: copy.copy(route) for name, route in runner.routes.items()}
+        runner.wire(Watched(new))
+        assert all(seen) and seen and runner.routes == new

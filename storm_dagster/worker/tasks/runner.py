@@ -196,7 +196,7 @@ class Runner:
         for stream, route in routes.items():
             if stream in self.routes:
                 route.adopt(self.routes[stream])
-        self.routes.clear()
+        # Never empty meanwhile: a thread of the component may emit. The streams are always the same.
         self.routes.update(routes)
 
     def start(self, now: float) -> bool:

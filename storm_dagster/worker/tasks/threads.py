@@ -61,6 +61,8 @@ class ThreadMixin(Runner, ABC):
     def _prepare(self) -> None:
         self.instance: Any = None
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._timers: set[Any] = set()
+        """``TICK`` and ``PULSE``, if they are in the inbox."""
         self.loop_calls: deque[Callable[[], Any]] = deque()
         self.in_flight = 0
         """Tuples passed to the thread and not finished (counted by the loop)."""
