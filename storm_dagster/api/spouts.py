@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from storm_dagster.api.component import Component
+from storm_dagster.model.values import copy_value
 
 
 class Spout(Component):
@@ -105,7 +106,10 @@ class ReliableSpout(Spout):
         if tup_id is None:
             raise ValueError("a ReliableSpout needs a tup_id for every tuple: pass tup_id=...")
         self.unacked_tuples[tup_id] = (tup, stream, direct_task, need_task_ids)
-        return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        sent = super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+        # The spout may use its own lists again.
+        self.unacked_tuples[tup_id] = ([copy_value(value) for value in tup], stream, direct_task, need_task_ids)
+        return sent
 
     def ack(self, tup_id: Any) -> None:
         """Drop the tuple."""

@@ -206,3 +206,16 @@ def test_a_wrong_number_or_type_of_values_is_an_error_of_its_component() -> None
 @bolt(outputs={"word": str, "times": int})
 def short(line: str) -> Any:
     return (line, "not a number")
+
+
+@bolt(outputs=["word"])
+def by_name(tup: Tuple) -> str:
+    return tup.values.line.upper()
+
+
+def test_a_whole_tuple_has_its_fields_as_attributes() -> None:
+    class Named(Topology):
+        lines = lines.spec()
+        by_name = by_name.spec(inputs=[lines])
+
+    assert run_topology(Named, {"lines": [["a"]]}).values("by_name") == [["A"]]

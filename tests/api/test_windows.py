@@ -454,3 +454,23 @@ def test_a_tuple_that_fails_after_it_was_added_is_held_once() -> None:
         result = harness.run()
         assert sorted(result.failed["numbers"]) == [1, 2]
         assert result.values("sums") == [[10, 4, []]]
+
+
+class ByName(WindowedBolt):
+    outputs: ClassVar[Any] = ["sum"]
+
+    def process_window(self, window: TupleWindow) -> None:
+        self.emit([sum(tup.values.n for tup in window)])
+
+
+class Names(Topology):
+    numbers = Numbers.spec()
+    sums = ByName.spec(inputs=[numbers], window=Window.tumbling(count=3))
+
+
+def test_tuples_of_a_window_have_their_fields_as_attributes_also_after_a_restart(tmp_path: Path) -> None:
+    with TopologyHarness(Names, {"numbers": [[1], [2]]}, state_dir=tmp_path, simulated=True) as harness:
+        harness.advance(2)
+    with TopologyHarness(Names, {"numbers": [[3]]}, state_dir=tmp_path, simulated=True, start_ms=3_001) as harness:
+        found = harness.advance(2)
+    assert found.values("sums") == [[6]] and not found.errors

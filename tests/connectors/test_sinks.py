@@ -327,7 +327,7 @@ def test_refused_rows_fail_if_nothing_reads_them(topology: type[Topology]) -> No
 
 class WriteOdd(Write):
     def row_of(self, tup: Any) -> Any:
-        n = tup.values[1]
+        n = tup.values.n
         return None if 1 / n == 1 else {"n": n}
 
 

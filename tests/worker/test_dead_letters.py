@@ -440,3 +440,26 @@ def test_letters_that_are_dropped_are_counted(tmp_path: Path) -> None:
             harness.run()
         left = [one for one in harness.run().dead_letters if "replayed_ms" not in one]
         assert metrics["dead_letters"] == len(left)
+
+
+def no_place_for_three(context: Any, component: str, stream: str, tasks: list[int]) -> Callable[[Any], list[int]]:
+    def choose(values: Any) -> list[int]:
+        if values[0] == 3:
+            raise KeyError("three has no place")
+        return tasks
+
+    return choose
+
+
+@pytest.mark.parametrize("spout", [Plain, BlockingPlain])
+def test_a_tuple_whose_grouping_raises_becomes_a_letter(spout: type) -> None:
+    builder = TopologyBuilder("letters")
+    builder.set_spout("numbers", spout, config={"topology.dead.letter.tries": 3})
+    builder.set_bolt("use", InLoop, inputs={"numbers": Grouping.custom(f"{__name__}:no_place_for_three")})
+    Bug.on = False
+    with TopologyHarness(builder) as harness:
+        (letter,) = eventually(lambda: harness.run().dead_letters, 20, "a letter")
+        assert letter["values"] == [3, "1.50", AT.isoformat().replace("+00:00", "Z")] and letter["tries"] == 3
+        assert "three has no place" in letter["error"] and len(harness.errors) == 3
+        (source,) = harness.tasks("numbers")
+        assert eventually(lambda: sorted(source.settled) == list(range(6)), 20, "its acks")

@@ -256,7 +256,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_no_failure_of_its_tuples(tmp_path:
 @pytest.mark.long
 def test_a_bolt_that_never_acks_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner.__new__(Runner)
-    runner.kept, runner._kept_at, runner._most_kept, runner.conf = [], (0.0, 0), 1000, {}
+    runner.kept, runner._kept_at, runner._most_kept, runner.conf = [], (0.0, 0), 32, {}
     most = 0
     for n in range(400_000):
         monkeypatch.setattr("storm_dagster.worker.tasks.runner.time.monotonic", lambda n=n: n / 100)

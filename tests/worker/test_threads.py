@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 LOOP_THREAD: list[int] = []
@@ -182,3 +184,150 @@ def test_a_component_that_cannot_initialize_is_tried_again() -> None:
     result = run_topology(BadStartTopology, {"numbers": [[1]]}, timeout=20)
     assert [type(error).__name__ for _, error in result.errors] == ["OSError"]
     assert result.acked["numbers"] == [0]
+
+
+class Images(Spout):
+    outputs = ["image"]
+    left = 300
+
+    def next_tuple(self) -> None:
+        if self.left:
+            self.left -= 1
+            self.emit([bytes(1000)], tup_id=self.left)
+
+
+class Looks(Bolt):
+    blocking = True
+    outputs = ["size"]
+
+    def process(self, tup: Tuple) -> None:
+        # With the ids it waits for the loop, which has acked the tuples before then.
+        self.emit([len(tup.values[0])], need_task_ids=True)
+
+
+class Album(Topology):
+    images = Images.spec()
+    looks = Looks.spec(inputs=[images])
+
+
+def runner_of(harness: TopologyHarness, component: str) -> Any:
+    (runner,) = [one for one in harness.engine.runners.values() if one.component == component]
+    return runner
+
+
+def test_a_blocking_bolt_holds_few_finished_tuples() -> None:
+    with TopologyHarness(Album) as harness:
+        assert len(harness.run().values("looks")) == 300
+        assert len(runner_of(harness, "looks").kept) < 50
+
+
+class Untracked(Spout):
+    outputs = ["n"]
+    left = 50
+
+    def next_tuple(self) -> None:
+        if self.left:
+            self.left -= 1
+            self.emit([self.left])
+
+
+class WaitsForItsEnd(Bolt):
+    """Is in its first tuple until its task closes."""
+
+    blocking = True
+    inside = threading.Event()
+    seen: ClassVar[list[int]] = []
+
+    def process(self, tup: Tuple) -> None:
+        runner: Any = self._bound()._runner  # type: ignore[attr-defined]
+        self.inside.set()
+        while not self.seen and not runner._stopping:
+            time.sleep(0.001)
+        self.seen.append(tup.values[0])
+
+
+class Unanchored(Topology):
+    numbers = Untracked.spec()
+    waits = WaitsForItsEnd.spec(inputs=[numbers])
+
+
+def test_untracked_tuples_that_wait_for_a_thread_outlive_a_change_of_the_number_of_tasks() -> None:
+    WaitsForItsEnd.inside.clear()
+    WaitsForItsEnd.seen.clear()
+    with TopologyHarness(Unanchored) as harness:
+        engine = harness.engine
+
+        def all_wait() -> bool:
+            engine.run(harness.shared.clock())
+            return runner_of(harness, "waits").waiting() == 50 and WaitsForItsEnd.inside.is_set()
+
+        eventually(all_wait, 20, "all tuples wait", interval=0.001)
+        before = engine.placement
+        assert before is not None
+        components = {**before.components, 99: "waits"}
+        everything = frozenset(components)
+        engine.place(Placement(1, dict.fromkeys(components, engine.slot), {}, components, everything, everything))
+        harness.run()
+        assert WaitsForItsEnd.seen == list(range(50))[::-1]
+
+
+class Gated(Bolt):
+    blocking = True
+    gate = threading.Event()
+
+    def initialize(self, conf, context) -> None:
+        self.ticks = 0
+        self.inside = False
+
+    def process(self, tup: Tuple) -> None:
+        self.inside = True
+        self.gate.wait(20)
+
+    def process_tick(self, tup: Tuple) -> None:
+        self.ticks += 1
+
+
+class GatedTopology(Topology):
+    numbers = Numbers.spec()
+    gated = Gated.spec(inputs=[numbers])
+
+
+def test_ticks_that_are_due_while_a_thread_is_busy_are_one() -> None:
+    Gated.gate.clear()
+    with TopologyHarness(GatedTopology, {"numbers": [[1]]}) as harness:
+        run = harness.engine.run
+
+        def inside() -> bool:
+            run(harness.shared.clock())
+            return harness.tasks("gated")[0] is not None and harness.tasks("gated")[0].inside
+
+        eventually(inside, 20, "the call", interval=0.001)
+        for _ in range(5):
+            harness.tick("gated")
+            run(harness.shared.clock())
+        Gated.gate.set()
+        harness.run()
+        assert harness.tasks("gated")[0].ticks == 1
+        harness.tick("gated")
+        harness.run()
+        assert harness.tasks("gated")[0].ticks == 2
+
+
+def test_a_thread_that_emits_always_finds_its_streams() -> None:
+    """Also while the loop replaces the routes."""
+    with TopologyHarness(BlockingTopology, {"numbers": []}) as harness:
+        harness.run()
+        runner = next(one for one in harness.engine.runners.values() if one.component == "blocks")
+        seen: list[bool] = []
+
+        class Watched(dict[str, Any]):
+            def keys(self) -> Any:
+                seen.append("default" in runner.routes)
+                return super().keys()
+
+            def __iter__(self) -> Any:
+                return super().__iter__()
+
+        new = {name: copy.copy(route) for name, route in runner.routes.items()}
+        runner.wire(Watched(new))
+        assert all(seen) and seen and runner.routes == new

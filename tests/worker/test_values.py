@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TaskState, TopologyBuilder
+from storm_dagster.api import Bolt, Grouping, Spout, StatefulBolt, TaskState, TopologyBuilder, Tuple
 from storm_dagster.core.keyed_state import Checkpoint, Contents, frame, read_log
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import InvalidRequest
@@ -36,7 +36,7 @@ from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.worker.dataplane.routes import Placement, RemoteLink, split_bundle
 from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import Peer
-from storm_dagster.worker.dataplane.tree import Tree
+from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.worker.tasks.shells import ShellBoltRunner
@@ -305,6 +305,7 @@ def after_restart(folder: Path, key: Any, value: Any) -> dict[Any, Any]:
         return {key: value for task in harness.tasks("keep") for key, value in task.state.items()}
 
 
+FEW = settings(max_examples=20, deadline=None, suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)))
 SLOW = settings(max_examples=60, deadline=None, suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)))
 
 
@@ -322,6 +323,19 @@ def test_a_value_keeps_its_type_in_the_same_worker(value: Any, checked: bool) ->
 def test_a_value_keeps_its_type_in_another_worker(two_workers: TwoWorkers, value: Any) -> None:
     register_classes(REGISTERED)
     assert shape(in_two_workers(two_workers, value)) == shape(value)
+
+
+@FEW
+@given(value=VALUES)
+@example(value=[date(2026, 1, 2), Decimal("9.90"), (1, 2), {1}, UUID(int=5)])
+def test_a_value_keeps_its_type_when_a_task_passes_it_on(two_workers: TwoWorkers, value: Any) -> None:
+    register_classes(REGISTERED)
+    Given.values, Sink.received = [], []
+    workers = two_workers
+    passing = workers.engines["a", 1].shared
+    passing.redirect(Tuple(next_tuple_id(), "given", "default", 1, [value]), 2)
+    workers.run()
+    assert [shape(one) for one in Sink.received] == [shape(value)]
 
 
 @SLOW

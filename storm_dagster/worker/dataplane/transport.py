@@ -48,9 +48,10 @@ _RECONNECT_MILLIS = 100
 """Longest pause between two tries to connect. A worker that was killed is back in half a second."""
 _PING_MILLIS = 1000
 """A link that carries nothing is tried this often, by ZeroMQ's own thread: a busy loop does not matter."""
-_SILENT_MILLIS = 4000
-"""A peer that does not respond to a ping for so long is connected again: a firewall or NAT may have forgotten the
-link, which the kernel notices after a quarter of an hour. The same as the session timeout: a frozen worker is lost by then."""
+_SILENT_MILLIS = 10_000
+"""A peer that does not respond to a ping for so much longer than its loop may be blocked is connected again: a firewall
+or NAT may have forgotten the link, which the kernel notices after a quarter of an hour. Not earlier, since ZeroMQ reads
+no pings while its queue is full, and what waits in a link is lost with it."""
 _LINGER_MILLIS = 500
 """Time for the last frames of a graceful stop."""
 
@@ -232,11 +233,16 @@ class Transport:
     """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
     With a ``link_key`` (the cluster has a secret), connections without it are refused; else those of other users.
+    ``blocked_secs``: how long a peer may receive nothing.
     """
 
-    def __init__(self, host: str, port: int, token: str, batch: int, link_key: str = "") -> None:
+    def __init__(
+        self, host: str, port: int, token: str, batch: int, link_key: str = "", blocked_secs: float = 30.0
+    ) -> None:
         self.token = token
         self._link_key = link_key
+        # ZeroMQ takes little more.
+        self._silent_millis: int = min(_SILENT_MILLIS + round(blocked_secs * 1000), 6_000_000)
         self.batch = batch
         self.peers: dict[tuple[str, int], Peer] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -281,8 +287,8 @@ class Transport:
             peer = self.peers.get(slot)
             if peer is None:
                 # Not of the other side: where its input is stopped and its peer has gone, ZeroMQ's timer ends the process.
-                beat = {zmq.HEARTBEAT_IVL: _PING_MILLIS, zmq.HEARTBEAT_TIMEOUT: _SILENT_MILLIS}
-                beat[zmq.HEARTBEAT_TTL] = _SILENT_MILLIS
+                beat = dict.fromkeys((zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL), self._silent_millis)
+                beat[zmq.HEARTBEAT_IVL] = _PING_MILLIS
                 socket = self._socket(zmq.DEALER, {**_DEALER, **beat})
                 secure_client(socket, self._link_key)
                 socket.connect(f"tcp://{address}")

@@ -9,12 +9,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
-from storm_dagster.model.values import REGISTER_KEY, register_classes
+from storm_dagster.model.values import REGISTER_KEY, encode_value, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
 from storm_dagster.worker.dataplane.routes import LocalLink, Placement, RemoteLink, build_routes, by_component
 from storm_dagster.worker.dataplane.sending import deliver
@@ -224,7 +226,8 @@ class NativeEngine:
         self.exchange.misdirected += 1
         if self.placement is not None and task in self.placement.slots:
             link = self._linker(tup.task)(task, tup.stream)
-            deliver(link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, tup.values)
+            values = tup.values if link.append is not None else msgspec.Raw(encode_value(tup.values))
+            deliver(link, tup._tree, self.shared.ledger, tup.component, tup.stream, tup.task, values)
             self.shared.ledger.ack(tup)
         else:
             self.shared.ledger.fail(tup, LOST)

@@ -105,12 +105,13 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
     return conf, fuse(topology.model_copy(update=users), conf)
 
 
-def _bind(spec: WorkerSpec, batch: int) -> Transport:
+def _bind(spec: WorkerSpec, conf: Mapping[str, Any]) -> Transport:
     """Bind the slot's port, which proves that no other process of this slot runs on this host."""
+    batch, blocked_secs = int(conf.get("topology.transfer.batch.size") or 100), conf["supervisor.worker.timeout.secs"]
     deadline = time.monotonic() + _BIND_SECS
     while True:
         try:
-            return Transport(spec.host, spec.port, spec.token, batch, spec.link_key)
+            return Transport(spec.host, spec.port, spec.token, batch, spec.link_key, blocked_secs)
         except Unavailable:
             if time.monotonic() >= deadline:
                 raise
@@ -144,7 +145,7 @@ def run_worker(path: Path) -> int:
     gc.set_threshold(int(conf.get("worker.gc.threshold") or 100_000), 50, 100)
     # The loop shares the interpreter with ClusterSync and kazoo; the default of 5 ms would delay tuples.
     sys.setswitchinterval(0.001)
-    transport = _bind(spec, int(conf.get("topology.transfer.batch.size") or 100))
+    transport = _bind(spec, conf)
     run_file = RunFile.write(Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port})
     code = EXIT_SUPERSEDED
     try:

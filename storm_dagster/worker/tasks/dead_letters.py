@@ -158,13 +158,15 @@ class DeadLetters:
         def emit_kept(
             tup: Any, tup_id: Any = None, stream: Any = None, direct_task: Any = None, need_task_ids: bool = False
         ) -> Any:
-            sent = emit(tup, tup_id, stream, direct_task, need_task_ids)
-            if tup_id is not None and entries:
-                root = next(reversed(entries))
-                what, added = entries[root]
-                if what[0] is tup_id:
-                    entries[root] = ((*what, [copy_value(value) for value in tup], direct_task), added)
-            return sent
+            try:
+                return emit(tup, tup_id, stream, direct_task, need_task_ids)
+            finally:
+                # Also if a grouping raised: the tuple has failed then.
+                if tup_id is not None and entries:
+                    root = next(reversed(entries))
+                    what, added = entries[root]
+                    if what[0] is tup_id and len(what) == 3:
+                        entries[root] = ((*what, [copy_value(value) for value in tup], direct_task), added)
 
         return emit_kept
 

@@ -22,6 +22,10 @@ _BY_POSITION = (
 )
 
 
+_USERS = ("process", "process_again", "group_key", "process_batch", "process_window", "row_of")
+"""Methods that a class of the user may have, and that see tuples."""
+
+
 def _by_position(function: Any) -> bool:
     """Whether ``function(self, tup)`` takes the values of ``tup`` by position only. Unknown code may use the names."""
     code = getattr(function, "__code__", None)
@@ -42,8 +46,10 @@ def _is_own(function: Any) -> bool:
 
 def namer_of(bolt: Any, context: TopologyContext) -> Callable[[list[Tuple]], None] | None:
     """A function that names the values of a batch; ``None`` if the bolt never uses the names."""
-    given = [getattr(type(bolt), name, None) for name in ("process", "process_again", "group_key", "process_batch")]
-    if _is_own(type(bolt).emit) and all(_is_own(method) or _by_position(method) for method in given):
+    given = [getattr(type(bolt), name, None) for name in _USERS]
+    # A function of `@bolt` may ask for the whole tuple.
+    own = _is_own(type(bolt).emit) and "tup" not in getattr(type(bolt), "_supplied", ())
+    if own and all(_is_own(method) or _by_position(method) for method in given):
         return None
     part = context.spec.component(context.component)
     kinds = {

@@ -40,7 +40,7 @@ TURN_SECS = 0.05
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 _METRIC_BYTES = 16 << 10
-_LEAST_KEPT = 1000
+_LEAST_KEPT = 32
 _MOST_REASON = 500
 
 
@@ -196,7 +196,7 @@ class Runner:
         for stream, route in routes.items():
             if stream in self.routes:
                 route.adopt(self.routes[stream])
-        self.routes.clear()
+        # Never empty meanwhile: a thread of the component may emit. The streams are always the same.
         self.routes.update(routes)
 
     def start(self, now: float) -> bool:

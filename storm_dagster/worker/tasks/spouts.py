@@ -122,10 +122,10 @@ class SpoutBase(Runner):
                             tree.count += 1
                         link.append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
                     sent = [link.task] if need_task_ids else None
-            except BaseException:
+            except BaseException as error:
                 # A grouping raised. The spout is notified at once, not at the timeout.
                 if tree is not None:
-                    self.failed.append(tree.root)
+                    ledger.fail_root(tree.root, self, self.reason_of(error))
                 raise
             if tree is not None:
                 left = tree.count = tree.count - 1

@@ -41,10 +41,11 @@ class BlockingBoltRunner(ThreadMixin):
             worked = True
         if self.ticks:
             due, self.ticks = self.ticks, 0
-            if due & PULSE_DUE:
-                self.inbox.put(PULSE)
-            if due & TICK_DUE:
-                self.inbox.put(TICK)
+            for bit, item in ((PULSE_DUE, PULSE), (TICK_DUE, TICK)):
+                # Those that are due while the thread is busy are one.
+                if due & bit and item not in self._timers:
+                    self._timers.add(item)
+                    self.inbox.put(item)
         return worked
 
     def busy_elsewhere(self) -> bool:
@@ -90,6 +91,7 @@ class BlockingBoltRunner(ThreadMixin):
                     continue
             if tup is STOP:
                 return
+            self._timers.discard(tup)
             if isinstance(tup, Tuple):
                 self.keep(tup)
             while isinstance(tup, Tuple) and not (
@@ -172,6 +174,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
             tup = await loop.run_in_executor(None, self.inbox.get)
             if tup is STOP:
                 break
+            self._timers.discard(tup)
             if isinstance(tup, Tuple):
                 self.keep(tup)
             await window.acquire()

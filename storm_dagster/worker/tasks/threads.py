@@ -61,6 +61,8 @@ class ThreadMixin(Runner, ABC):
     def _prepare(self) -> None:
         self.instance: Any = None
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._timers: set[Any] = set()
+        """``TICK`` and ``PULSE``, if they are in the inbox."""
         self.loop_calls: deque[Callable[[], Any]] = deque()
         self.in_flight = 0
         """Tuples passed to the thread and not finished (counted by the loop)."""
@@ -128,19 +130,23 @@ class ThreadMixin(Runner, ABC):
         return self._thread is not None and (self.in_flight > 0 or bool(self.loop_calls) or self.status != "running")
 
     def begin_close(self, *, retire: bool) -> None:
-        """Ask the thread to end after the call that it is in; what waits for it fails."""
+        """Ask the thread to end after the call that it is in; what waits for it fails, or is queued if it is not tracked."""
         if self._thread is None:
             return
         self._stopping = True
         verdicts: list[Any] = []
+        untracked: list[Tuple] = []
         with suppress(queue.Empty):
             while True:
                 item = self.inbox.get_nowait()
                 if isinstance(item, Tuple):
+                    if item._tree is None:
+                        untracked.append(item)
                     self.shared.ledger.fail(item, LOST)
                     self.in_flight -= self.kind == "bolt"
                 elif isinstance(item, tuple):
                     verdicts.append(item)
+        self.queue[:0] = untracked
         for item in verdicts:
             self.inbox.put(item)
         self.inbox.put(self._last_item(retire))

@@ -20,6 +20,7 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
 from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
+from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import MOST_RETRY_SECS
 
 if TYPE_CHECKING:
@@ -153,7 +154,10 @@ class WindowDriver:
     def read(self, contents: Contents) -> None:
         """Continue with the windows in the state. Any thread, before :meth:`attach`."""
         self._contents = contents
-        self.windows = Windows(self.shape, self._sources, contents.windows, map(_with_tuple, contents.entries()))
+        entries = [*map(_with_tuple, contents.entries())]
+        if (name_values := namer_of(self.bolt, self.runner.context)) is not None:
+            name_values([entry.item for entry in entries])
+        self.windows = Windows(self.shape, self._sources, contents.windows, entries)
 
     def attach(self, state: "StateDriver") -> None:
         """Take tuples from now on."""
