@@ -10,23 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from storm_dagster.api import spark_session
 from storm_dagster.api.spark_bolt import SparkBolt as SparkBolt
 from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_fused import make_chain
 from storm_dagster.api.spark_progress import CheckpointOwner, metrics_of, new_reports
-from storm_dagster.api.spark_session import (
-    ErrorsOnce,
-    again_if_slow,
-    archive_of,
-    check_function,
-    drop_worker_session,
-    is_session_loss,
-    is_taken,
-    query_error,
-    resolve_function,
-    spark_target,
-    worker_session,
-)
 from storm_dagster.api.spouts import Spout
 from storm_dagster.model.errors import Conflict, InvalidTopology, StormDagsterError
 from storm_dagster.model.fusion import CHAIN_KEY, FUSED_COUNTS
@@ -96,7 +84,7 @@ class SparkSpout(Spout):
         self._announce_at = 0.0
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> (host, port, time of its announcement)."""
-        self._errors = ErrorsOnce(self)
+        self._errors = spark_session.ErrorsOnce(self)
         self._batches = 0
         self._newest: dict[str, int] = {}
         """Run of the query -> its newest batch."""
@@ -106,14 +94,14 @@ class SparkSpout(Spout):
         """Raise :class:`InvalidTopology` when the topology is built, beginning with the kind and id of the component."""
         for name in cls._function_args:
             if args.get(name) is not None:
-                check_function(args[name], owner)
+                spark_session.check_function(args[name], owner)
         if not args.get("checkpoint"):
             raise InvalidTopology(f"{owner} has no checkpoint: give a folder or URL that the Spark server can write")
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Resolve the function and listen for batches; the first ``next_tuple`` starts the query."""
         self._conf = conf
-        self._archive = archive_of(context)
+        self._archive = spark_session.archive_of(context)
         self._owner_task = min(context.component_tasks(context.component))
         self._owner = context.task_id == self._owner_task
         self._what = f"component {context.component!r}, task {context.task_id}: {self.source}"
@@ -121,8 +109,8 @@ class SparkSpout(Spout):
         self._query_name = f"{context.topology_name}/{context.component}"
         # The folder of the code has the name of its version.
         code = self._archive.parent.name if self._archive is not None else context.topology_id
-        self._code = code if self._shares_session and spark_target(conf)[0] == "remote" else ""
-        self._function = resolve_function(self.source)
+        self._code = code if self._shares_session and spark_session.spark_target(conf)[0] == "remote" else ""
+        self._function = spark_session.resolve_function(self.source)
         if not self._emits:
             return
         if not self.columns:
@@ -221,7 +209,7 @@ class SparkSpout(Spout):
                 if active:
                     return
                 ended, self._query = self._query.exception(), None
-                if ended is None or is_taken(ended):
+                if ended is None or spark_session.is_taken(ended):
                     # Spark stops the older of two runs of one checkpoint.
                     self._checkpoint_owner.check(self._session)
                 if ended is not None:
@@ -234,8 +222,8 @@ class SparkSpout(Spout):
             if lost:
                 self._stop_query()
             self._query = None
-            if not isinstance(error, StormDagsterError) and is_session_loss(error, self._session):
-                drop_worker_session(self._conf, self._session, self._code)
+            if not isinstance(error, StormDagsterError) and spark_session.is_session_loss(error, self._session):
+                spark_session.drop_worker_session(self._conf, self._session, self._code)
             self._retry_at = now + (_MOST_PAUSE_SECS if lost else self._pause)
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
             self._errors.report(self._typed(error))
@@ -256,10 +244,10 @@ class SparkSpout(Spout):
                     self._bound().count_batch(int(metrics["batch_rows"]), int(metrics["batch_ms"] * 1e6))
 
     def _typed(self, error: Exception) -> StormDagsterError:
-        return query_error(error, self._what, self.checkpoint, self._version, self._session)
+        return spark_session.query_error(error, self._what, self.checkpoint, self._version, self._session)
 
     def _start_query(self) -> Any:
-        session = self._session = worker_session(self._conf, self._archive, self._code)
+        session = self._session = spark_session.worker_session(self._conf, self._archive, self._code)
         # Asked now: a session that is lost answers no more.
         self._version = session.version
         running = [query for query in session.streams.active if query.name == self._query_name]
@@ -281,7 +269,7 @@ class SparkSpout(Spout):
             self._halting = False
             return None
         writer = writer.queryName(self._query_name).option("checkpointLocation", self.checkpoint)
-        return again_if_slow(lambda: self._run(writer.trigger(processingTime=self.trigger)))
+        return spark_session.again_if_slow(lambda: self._run(writer.trigger(processingTime=self.trigger)))
 
     def _frame(self, session: Any) -> Any:
         frame = self._function(session, **self.source_args)
@@ -311,5 +299,5 @@ class SparkSpout(Spout):
 
     def _archive_to_ship(self) -> bytes:
         """The topology's archive for functions of batches; empty for a classic session, which calls them in this process."""
-        archive = self._archive if spark_target(self._conf)[0] == "remote" else None
+        archive = self._archive if spark_session.spark_target(self._conf)[0] == "remote" else None
         return archive.read_bytes() if archive is not None and archive.is_file() else b""
