@@ -6,17 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from storm_dagster.api import spark_session
 from storm_dagster.api.bolts import Bolt
 from storm_dagster.api.spark_bridge import rows_of
-from storm_dagster.api.spark_session import (
-    ErrorsOnce,
-    archive_of,
-    check_function,
-    drop_worker_session,
-    is_session_loss,
-    resolve_function,
-    worker_session,
-)
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.fusion import FUSED, OTHER_WAY
@@ -72,7 +64,7 @@ class SparkBolt(Bolt):
         self._pause = 0.1
         self._session: Any = None
         self._done = self._failed = self._bad = 0
-        self._errors = ErrorsOnce(self)
+        self._errors = spark_session.ErrorsOnce(self)
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,19 +73,19 @@ class SparkBolt(Bolt):
 
     @classmethod
     def _check_arguments(cls, owner: str, args: Mapping[str, Any], par: int, outputs: Any) -> None:
-        check_function(args.get("function"), owner)
+        spark_session.check_function(args.get("function"), owner)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Resolve the function; the first batch creates the session."""
         self._conf = conf
-        self._archive = archive_of(context)
+        self._archive = spark_session.archive_of(context)
         self._context = context
         self._where = f"component {context.component!r}, task {context.task_id}"
         try:
             self._fields = list(context.output_fields())
         except InvalidRequest:
             self._fields = []
-        self._function = resolve_function(self.function)
+        self._function = spark_session.resolve_function(self.function)
         self._takes_context = "context" in [*inspect.signature(self._function).parameters][1:]
         # The tuples of the batch would time out while it is divided further.
         self._most_secs = float(conf.get("topology.message.timeout.secs") or 30) / 2
@@ -133,8 +125,8 @@ class SparkBolt(Bolt):
                 self._run_part(part)
             except Exception as error:
                 first = first or error
-                if is_session_loss(error, self._session):
-                    drop_worker_session(self._conf, self._session)
+                if spark_session.is_session_loss(error, self._session):
+                    spark_session.drop_worker_session(self._conf, self._session)
                     error = Unavailable(str(error))
                 if self._emitted or isinstance(error, Unavailable | _WrongResult):
                     parts.append(part)
@@ -179,7 +171,7 @@ class SparkBolt(Bolt):
 
     def _run_part(self, part: list[Tuple]) -> None:
         self._emitted = 0
-        session = self._session = worker_session(self._conf, self._archive)
+        session = self._session = spark_session.worker_session(self._conf, self._archive)
         table = self._table(part)
         args = self.function_args
         if self._takes_context:
