@@ -14,21 +14,10 @@ from typing import Any
 
 import msgspec
 
+from storm_dagster.model import wire
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.futures import fulfill
 from storm_dagster.model.records import KeptLevels, TaskBeats
-from storm_dagster.model.wire import (
-    MAX_REQUEST_BYTES,
-    LetterQuestion,
-    Request,
-    StateQuestion,
-    WorkerReport,
-    can_travel,
-    decode_frame,
-    decode_request,
-    decode_request_token,
-    sender_token,
-)
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.routes import Placement
 from storm_dagster.worker.dataplane.transport import Transport
@@ -229,7 +218,7 @@ class Loop:
         if payload[:1] == b"{":
             self._on_request(message[:-1], payload)
             return
-        token = sender_token(payload)
+        token = wire.sender_token(payload)
         placement = self.engine.placement
         if placement is not None and token in placement.tokens:
             self._deliver(payload)
@@ -247,9 +236,9 @@ class Loop:
 
     def _deliver(self, raw: bytes) -> None:
         try:
-            if not can_travel(raw):
+            if not wire.can_travel(raw):
                 raise msgspec.DecodeError("too many containers")
-            frame = decode_frame(raw)
+            frame = wire.decode_frame(raw)
         except (ValueError, RecursionError, MemoryError):
             self.bad_frames += 1
             return
@@ -277,10 +266,10 @@ class Loop:
 
     # -- reports and requests ---------------------------------------------------------------------------
 
-    def report(self) -> WorkerReport:
+    def report(self) -> wire.WorkerReport:
         """The report to the topology master."""
         spec, placement = self.spec, self.engine.placement
-        return WorkerReport(
+        return wire.WorkerReport(
             node=spec.node,
             host=spec.host,
             port=spec.port,
@@ -331,12 +320,12 @@ class Loop:
 
     def _on_request(self, envelope: list[bytes], payload: bytes) -> None:
         try:
-            if len(payload) > MAX_REQUEST_BYTES:
+            if len(payload) > wire.MAX_REQUEST_BYTES:
                 raise msgspec.DecodeError("too large")
-            if not hmac.compare_digest(decode_request_token(payload).token.encode(), self.spec.token.encode()):
+            if not hmac.compare_digest(wire.decode_request_token(payload).token.encode(), self.spec.token.encode()):
                 self.unknown_frames += 1
                 return  # Without an answer: it may be of another user, whose connection is about to be ended.
-            request = decode_request(payload)
+            request = wire.decode_request(payload)
         except (ValueError, RecursionError, MemoryError):
             self.bad_frames += 1
             return
@@ -351,7 +340,7 @@ class Loop:
             reply = msgspec.json.encode(failure.to_document())
         self.transport.reply(envelope, reply)
 
-    def _answer(self, request: Request) -> Any:
+    def _answer(self, request: wire.Request) -> Any:
         if request.op == "stats":
             return self._stats_document()
         if request.op == "stacks":
@@ -369,13 +358,13 @@ class Loop:
             return self.engine.master.table.history.answer(request.history)
         return {"pid": os.getpid(), "status": self.status()}
 
-    def _letters_page(self, query: LetterQuestion) -> dict[str, Any]:
+    def _letters_page(self, query: wire.LetterQuestion) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)
         if not isinstance(runner, SpoutBase) or runner.status != "running":
             raise Unavailable(f"spout task {query.task} is not open in this worker now: ask again in a moment")
         return runner.letters.answer(query)
 
-    def _state_page(self, query: StateQuestion) -> dict[str, Any]:
+    def _state_page(self, query: wire.StateQuestion) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)
         if runner is None or runner.status != "running":
             raise Unavailable(f"task {query.task} is not open in this worker now: ask again in a moment")
