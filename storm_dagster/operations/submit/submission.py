@@ -25,6 +25,7 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext, check_name_free, decode_json, load_runnable
 from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
+from storm_dagster.operations.submit import staging
 from storm_dagster.operations.submit.code_storage import store_code
 from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the stages after those of this module)
     ACTIVATE_TOPOLOGY,
@@ -33,18 +34,6 @@ from storm_dagster.operations.submit.publishing import (  # noqa: F401 (the stag
     activate_topology,
     publish_assignment,
     stage_assignment,
-)
-from storm_dagster.operations.submit.staging import (
-    StagedTasks,
-    StagingRecord,
-    allocate_topology_id,
-    newest_token_key,
-    read_record,
-    read_token,
-    read_topology,
-    staging_key,
-    upload_key,
-    write_part,
 )
 
 STAGE_CONF = shared_steps("stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest")
@@ -80,7 +69,7 @@ def stage_conf(
     check_topology_name(name)
     ctx = ctx.accepting_fewer(allow_degraded)
     epoch = ctx.current_epoch()
-    known = read_token(ctx, token)
+    known = staging.read_token(ctx, token)
     if known is not None and replaces is None:
         replaces = _staged_replaces(ctx, token)
     view = ctx.cluster.load_view()
@@ -97,16 +86,16 @@ def stage_conf(
         return _take_epoch(ctx, token, epoch)
     warnings: list[str] = []
     # Checked in full before the token's node, the first thing that is stored.
-    if handle is not None and ctx.blobs.exists(upload_key(handle, "topology")):
+    if handle is not None and ctx.blobs.exists(staging.upload_key(handle, "topology")):
         replaced = alive if replaces is not None else None
         former = replaced.code_dir if replaced else ""
         submitted, spec, warnings, archive = read_source(ctx, handle, unknown, replaced)
         conf, spec = normalize_submission(ctx.values(), submitted, spec.model_copy(update={"name": name}))
     else:
         conf, spec, archive, former = _read_staged(ctx, name, token, handle)
-    topology_id = allocate_topology_id(ctx, token, name, epoch)[0].topology_id
+    topology_id = staging.allocate_topology_id(ctx, token, name, epoch)[0].topology_id
     conf["topology.id"] = topology_id
-    record = StagingRecord(
+    record = staging.StagingRecord(
         topology_id=topology_id,
         name=name,
         epoch=epoch,
@@ -117,16 +106,16 @@ def stage_conf(
         replaces=replaces,
         former=former,
     )
-    write_part(ctx, token, "conf", conf)
-    write_part(ctx, token, "topology", spec)
-    write_part(ctx, token, "record", record)
+    staging.write_part(ctx, token, "conf", conf)
+    staging.write_part(ctx, token, "topology", spec)
+    staging.write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
-        ctx.blobs.put(newest_token_key(name), token.encode())
+        ctx.blobs.put(staging.newest_token_key(name), token.encode())
     return _conf_result(token, record, conf, spec, warnings=tuple(warnings))
 
 
 def _conf_result(
-    token: str, record: StagingRecord, conf: dict[str, Any], spec: TopologySpec, **more: Any
+    token: str, record: staging.StagingRecord, conf: dict[str, Any], spec: TopologySpec, **more: Any
 ) -> ConfResult:
     ids = {"topology_id": record.topology_id, "name": record.name, "epoch": record.epoch}
     return ConfResult(**ids, token=token, conf=conf, topology=spec, replaces=record.replaces, **more)
@@ -138,7 +127,7 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
     Nothing happens, and ``False`` is returned, when the staging is of the current epoch. Errors as of
     :func:`stage_conf`.
     """
-    record = read_record(ctx, token)
+    record = staging.read_record(ctx, token)
     if record.epoch == ctx.current_epoch():
         return False
     stage_conf(
@@ -156,16 +145,16 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
 def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
     """The id that the submission replaces: a repetition of the stage alone need not give it."""
     try:
-        return read_record(ctx, token).replaces
+        return staging.read_record(ctx, token).replaces
     except NotAlive:
         return None
 
 
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     """A submission that is published keeps what was staged for it; only its epoch becomes the current one."""
-    record = read_record(ctx, token).model_copy(update={"epoch": epoch})
-    conf, spec = read_topology(ctx, token)
-    write_part(ctx, token, "record", record)
+    record = staging.read_record(ctx, token).model_copy(update={"epoch": epoch})
+    conf, spec = staging.read_topology(ctx, token)
+    staging.write_part(ctx, token, "record", record)
     return _conf_result(token, record, conf, spec, published=True)
 
 
@@ -173,14 +162,14 @@ def _read_staged(
     ctx: OperationsContext, name: str, token: str, handle: str | None
 ) -> tuple[dict[str, Any], TopologySpec, str, str]:
     """Conf and topology as they were staged before, the blob key of the archive, and what they were made from."""
-    if not ctx.blobs.exists(staging_key(token, "record")):
+    if not ctx.blobs.exists(staging.staging_key(token, "record")):
         if handle:
             raise _no_upload(handle)
         raise NotAlive(f"submission {token!r} has nothing staged and names no upload: submit from the start")
-    record = read_record(ctx, token)
+    record = staging.read_record(ctx, token)
     if record.name != name:
         raise Conflict(f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own")
-    return *read_topology(ctx, token), record.archive, record.former
+    return *staging.read_topology(ctx, token), record.archive, record.former
 
 
 def read_source(
@@ -192,11 +181,11 @@ def read_source(
     by Thrift, for a Storm client sends the whole conf each time. An upload of a limited user changes no owner:
     :class:`NotAuthorized`.
     """
-    uploaded = ctx.find_blob(upload_key(handle, "topology"))
+    uploaded = ctx.find_blob(staging.upload_key(handle, "topology"))
     if uploaded is None:
         raise _no_upload(handle)
-    whole = ctx.find_blob(upload_key(handle, "source")) == b"thrift"
-    raw_conf = ctx.find_blob(upload_key(handle, "conf")) or b"{}"
+    whole = ctx.find_blob(staging.upload_key(handle, "source")) == b"thrift"
+    raw_conf = ctx.find_blob(staging.upload_key(handle, "conf")) or b"{}"
     if unknown is None:
         unknown = "warn" if whole else "error"
     where = "the uploaded conf"
@@ -207,13 +196,13 @@ def read_source(
         raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
     conf, spec, warnings = check_confs(document, spec, where, unknown)
     conf.pop(SUBMITTED_KEYS, None)
-    submitter = ctx.find_blob(upload_key(handle, "submitter"))
+    submitter = ctx.find_blob(staging.upload_key(handle, "submitter"))
     old = None if former is None else load_runnable(ctx, former).conf
     if submitter is not None:
         conf.update(limited_conf(submitter.decode(), {**spec.conf, **conf}, old))
     if old is not None and not whole:
         conf = {**kept_conf(ctx.values(), old, document), **conf}
-    return conf, spec, warnings, upload_key(handle, "archive")
+    return conf, spec, warnings, staging.upload_key(handle, "archive")
 
 
 def check_confs(
@@ -255,10 +244,10 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     ``topology.min.replication.count`` nimbuses do not hold all of it within
     ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
     """
-    record = read_record(ctx, token)
+    record = staging.read_record(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
-    conf, spec = read_topology(ctx, token)
-    claimed = read_token(ctx, token)
+    conf, spec = staging.read_topology(ctx, token)
+    claimed = staging.read_token(ctx, token)
     return store_code(
         ctx,
         record.topology_id,
@@ -274,19 +263,19 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
 
 def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     """Stage 3: number the tasks of the topology and its system components."""
-    record = read_record(ctx, token)
+    record = staging.read_record(ctx, token)
     ctx = ctx.accepting_fewer(record.allow_degraded)
-    conf, spec = read_topology(ctx, token)
+    conf, spec = staging.read_topology(ctx, token)
     total = total_conf(ctx.values(), conf)
     whole = with_system_components(spec, total)
-    staged = StagedTasks(
+    staged = staging.StagedTasks(
         table=number_tasks(whole, total),
         executors=wanted_executors(whole),
         workers=int(total["topology.workers"]),
         owner=str(total.get(OWNER_KEY) or ""),
         isolation=tuple(total.get("isolation.scheduler.machines") or ()),
     )
-    write_part(ctx, token, "tasks", staged)
+    staging.write_part(ctx, token, "tasks", staged)
     return TasksResult(
         topology_id=record.topology_id,
         name=record.name,
