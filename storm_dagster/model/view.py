@@ -7,18 +7,8 @@ carries the data version that it was read at, so that the write of the plan can 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from storm_dagster.model import records
 from storm_dagster.model.ranges import decode_ranges
-from storm_dagster.model.records import (
-    Assignment,
-    GrayUpgrade,
-    GrayWorker,
-    StormBase,
-    SupervisorInfo,
-    TaskBeats,
-    TaskTable,
-    WorkerNode,
-    WorkerSlot,
-)
 
 
 @dataclass(frozen=True)
@@ -35,10 +25,10 @@ class UpgradeState:
 
     at: int = -1
     """Data version of ``/gray_upgrade/<id>``: raised by changes of the record, checked by moves of a worker."""
-    record: GrayUpgrade | None = None
-    upgrading: Mapping[str, GrayWorker] = field(default_factory=dict)
+    record: records.GrayUpgrade | None = None
+    upgrading: Mapping[str, records.GrayWorker] = field(default_factory=dict)
     """``host:port`` of the workers that are to change their code now."""
-    upgraded: Mapping[str, GrayWorker] = field(default_factory=dict)
+    upgraded: Mapping[str, records.GrayWorker] = field(default_factory=dict)
     """``host:port`` of the workers that run the new code."""
 
 
@@ -47,14 +37,14 @@ class TopologyView:
     """State of one topology. A part that does not exist is ``None``."""
 
     id: str
-    base: StormBase
+    base: records.StormBase
     base_at: Versioned
-    tasks: TaskTable | None = None
-    assignment: Assignment | None = None
+    tasks: records.TaskTable | None = None
+    assignment: records.Assignment | None = None
     assignment_at: Versioned | None = None
-    beats: TaskBeats | None = None
+    beats: records.TaskBeats | None = None
     beats_at: Versioned | None = None
-    live_workers: Mapping[tuple[str, int], WorkerNode] = field(default_factory=dict)
+    live_workers: Mapping[tuple[str, int], records.WorkerNode] = field(default_factory=dict)
     """(supervisor id, port) -> the record of a worker whose session lives."""
 
     @property
@@ -63,12 +53,12 @@ class TopologyView:
         return self.assignment.code_dir if self.assignment is not None else self.id
 
     @property
-    def workers(self) -> tuple[WorkerSlot, ...]:
+    def workers(self) -> tuple[records.WorkerSlot, ...]:
         """Workers of the assignment; none without one."""
         return self.assignment.workers if self.assignment is not None else ()
 
     @property
-    def missing_workers(self) -> tuple[WorkerSlot, ...]:
+    def missing_workers(self) -> tuple[records.WorkerSlot, ...]:
         """Workers of the assignment that do not live now."""
         return tuple(worker for worker in self.workers if worker.slot not in self.live_workers)
 
@@ -90,7 +80,7 @@ class ClusterView:
     """Data version of ``/epoch``."""
     assignments_version: int
     """Data version of ``/assignments``: every assignment transaction checks and raises it."""
-    supervisors: Mapping[str, SupervisorInfo]
+    supervisors: Mapping[str, records.SupervisorInfo]
     topologies: Mapping[str, TopologyView]
     """Topology id -> view."""
     blacklist: frozenset[str] = frozenset()
@@ -109,7 +99,7 @@ class ClusterView:
 
     def open_supervisors(
         self, placing: Collection[str] = (), isolation: Collection[str] = ()
-    ) -> dict[str, SupervisorInfo]:
+    ) -> dict[str, records.SupervisorInfo]:
         """Supervisors that the topology ids ``placing``, isolated on ``isolation``, may use, silent ones included.
 
         Not on a blacklisted host, nor on one that only others are isolated on (``isolation.scheduler.machines``).
