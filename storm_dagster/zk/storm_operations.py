@@ -5,18 +5,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from storm_dagster.model import names, paths
+from storm_dagster.model import names, paths, records
 from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive
 from storm_dagster.model.ranges import decode_ranges
-from storm_dagster.model.records import (
-    Assignment,
-    StormBase,
-    SupervisorInfo,
-    TaskBeats,
-    TaskError,
-    WorkerBeat,
-    encode_record,
-)
 from storm_dagster.zk import shards
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
@@ -59,12 +50,12 @@ class StormOperations(StormClusterState):
         """``/assignments``: ids of the topologies that have an assignment, sorted."""
         return self.state.find_children(paths.ASSIGNMENTS, self._callback(paths.ASSIGNMENTS, callback)) or []
 
-    def set_assignment(self, topology_id: str, info: Assignment, *, epoch: int | None = None) -> int:
+    def set_assignment(self, topology_id: str, info: records.Assignment, *, epoch: int | None = None) -> int:
         """``/assignments/<id>``: write the assignment in one transaction that raises the assignments version
         (the version of ``/assignments``); returns the assignment's version.
         """
         path = paths.assignment(topology_id)
-        raw = encode_record(info, limit=None)
+        raw = records.encode_record(info, limit=None)
 
         def attempt() -> int:
             transaction = self._raise_assignments_version(epoch)
@@ -83,11 +74,13 @@ class StormOperations(StormClusterState):
 
     # -- topologies -------------------------------------------------------------------------------------
 
-    def activate_storm(self, topology_id: str, base: StormBase, *, epoch: int | None = None) -> None:
+    def activate_storm(self, topology_id: str, base: records.StormBase, *, epoch: int | None = None) -> None:
         """``/topology/<id>``: make the topology exist, or replace its record."""
-        self._put(paths.topology(topology_id), encode_record(base), epoch)
+        self._put(paths.topology(topology_id), records.encode_record(base), epoch)
 
-    def update_storm(self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None) -> StormBase:
+    def update_storm(
+        self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None
+    ) -> records.StormBase:
         """``/topology/<id>``: replace the fields that ``elems`` names, by compare and set.
 
         ``executors`` are merged per component: a new number wins, components not named keep theirs.
@@ -95,8 +88,8 @@ class StormOperations(StormClusterState):
         """
         path = paths.topology(topology_id)
 
-        def attempt() -> StormBase:
-            found = self._record(StormBase, path)
+        def attempt() -> records.StormBase:
+            found = self._record(records.StormBase, path)
             if found is None:
                 raise NotAlive(f"topology {topology_id} does not exist: nothing was updated")
             base, at = found
@@ -104,13 +97,13 @@ class StormOperations(StormClusterState):
             if isinstance(elems.get("executors"), Mapping):
                 changed["executors"] = {**base.executors, **elems["executors"]}
             try:
-                updated = StormBase.model_validate(changed)
+                updated = records.StormBase.model_validate(changed)
             except ValidationError as error:
                 first = error.errors()[0]
                 where = ".".join(str(part) for part in first["loc"])
                 raise InvalidRequest(f"cannot update {topology_id}: {where}: {first['msg']}") from None
             if updated != base:
-                self._guarded(epoch).set(path, encode_record(updated), at.version).commit()
+                self._guarded(epoch).set(path, records.encode_record(updated), at.version).commit()
             return updated
 
         return _retry(path, attempt)
@@ -161,25 +154,25 @@ class StormOperations(StormClusterState):
 
     # -- heartbeats -------------------------------------------------------------------------------------
 
-    def get_worker_heartbeat(self, topology_id: str, node: str, port: int) -> WorkerBeat | None:
+    def get_worker_heartbeat(self, topology_id: str, node: str, port: int) -> records.WorkerBeat | None:
         """``/taskbeats/<id>``: that slot's entry; ``None`` without one."""
-        found = self._read(TaskBeats, paths.taskbeats(topology_id))
+        found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
         return None if found is None else found.workers.get(f"{node}:{port}")
 
     def executor_beats(
         self, topology_id: str, executor_node_port: Mapping[Executor, tuple[str, int]]
-    ) -> dict[Executor, WorkerBeat]:
+    ) -> dict[Executor, records.WorkerBeat]:
         """``/taskbeats/<id>``: the beat of each executor's slot.
 
         Only executors that the assignment places in that slot now, and of which no task is counted dead:
         reports of a stale worker about others are ignored.
         """
-        found = self._read(TaskBeats, paths.taskbeats(topology_id))
+        found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
         assigned = self.assignment_info(topology_id)
         if found is None or assigned is None:
             return {}
         dead, slots = set(decode_ranges(found.dead)), assigned.task_slots()
-        beats: dict[Executor, WorkerBeat] = {}
+        beats: dict[Executor, records.WorkerBeat] = {}
         for (first, last), slot in executor_node_port.items():
             beat = found.workers.get(f"{slot[0]}:{slot[1]}")
             tasks = range(first, last + 1)
@@ -190,13 +183,13 @@ class StormOperations(StormClusterState):
     def setup_heartbeats(self, topology_id: str) -> None:
         """``/taskbeats/<id>``: create the record, without a worker; an existing one stays."""
         path = paths.taskbeats(topology_id)
-        if self._read(TaskBeats, path) is None:
-            self._put(path, encode_record(self._no_beats(topology_id)), None)
+        if self._read(records.TaskBeats, path) is None:
+            self._put(path, records.encode_record(self._no_beats(topology_id)), None)
 
-    def _no_beats(self, topology_id: str) -> TaskBeats:
+    def _no_beats(self, topology_id: str) -> records.TaskBeats:
         table = self.read_tasks(topology_id)
         part = None if table is None else table.components.get(names.TOPOLOGY_MASTER)
-        return TaskBeats(topology_id=topology_id, topology_master=part.ids[0] if part and part.ids else 0)
+        return records.TaskBeats(topology_id=topology_id, topology_master=part.ids[0] if part and part.ids else 0)
 
     def teardown_heartbeats(self, topology_id: str) -> None:
         """``/taskbeats/<id>``: delete the record; no error without one."""
@@ -206,7 +199,7 @@ class StormOperations(StormClusterState):
         """``/taskbeats``: ids of the topologies that have a heartbeat record, sorted."""
         return self.state.find_children(paths.TASKBEATS) or []
 
-    def worker_heartbeat(self, topology_id: str, node: str, port: int, info: WorkerBeat) -> None:
+    def worker_heartbeat(self, topology_id: str, node: str, port: int, info: records.WorkerBeat) -> None:
         """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if need be."""
         self._change_beats(topology_id, f"{node}:{port}", info)
 
@@ -214,20 +207,20 @@ class StormOperations(StormClusterState):
         """``/taskbeats/<id>``: drop that slot's entry; no error without one."""
         self._change_beats(topology_id, f"{node}:{port}", None)
 
-    def _change_beats(self, topology_id: str, slot: str, beat: WorkerBeat | None) -> None:
+    def _change_beats(self, topology_id: str, slot: str, beat: records.WorkerBeat | None) -> None:
         path = paths.taskbeats(topology_id)
 
         def attempt() -> None:
-            found = self._record(TaskBeats, path)
+            found = self._record(records.TaskBeats, path)
             if found is None and beat is None:
                 return
             beats = found[0] if found is not None else self._no_beats(topology_id)
             workers = {name: one for name, one in {**beats.workers, slot: beat}.items() if one is not None}
             changed = beats.model_copy(update={"workers": workers})
             if found is None:
-                self.state.create_node(path, encode_record(changed))
+                self.state.create_node(path, records.encode_record(changed))
             elif changed != beats:
-                self.state.set_data(path, encode_record(changed), found[1].version)
+                self.state.set_data(path, records.encode_record(changed), found[1].version)
 
         _retry(path, attempt)
 
@@ -237,13 +230,13 @@ class StormOperations(StormClusterState):
         """``/supervisors``: ids of the live supervisors, sorted."""
         return self.state.find_children(paths.SUPERVISORS, self._callback(paths.SUPERVISORS, callback)) or []
 
-    def supervisor_info(self, supervisor_id: str) -> SupervisorInfo | None:
+    def supervisor_info(self, supervisor_id: str) -> records.SupervisorInfo | None:
         """``/supervisors/<id>``: the record of a live supervisor; ``None`` when it is gone."""
-        return self._read(SupervisorInfo, paths.supervisor(supervisor_id))
+        return self._read(records.SupervisorInfo, paths.supervisor(supervisor_id))
 
     # -- errors -----------------------------------------------------------------------------------------
 
-    def errors(self, topology_id: str, task: int | None = None) -> list[TaskError]:
+    def errors(self, topology_id: str, task: int | None = None) -> list[records.TaskError]:
         """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without any."""
         found = self.errors_by_component(topology_id).values()
         wanted = (error for errors in found for error in errors if task in (None, error.task))
