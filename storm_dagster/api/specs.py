@@ -5,18 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+from storm_dagster.model import topology
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import Grouping as Grouping
 from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.names import check_stream_id, code_name
-from storm_dagster.model.topology import (
-    DEFAULT_STREAM,
-    FIELD_TYPES,
-    ComponentObject,
-    ComponentSpec,
-    InputSpec,
-    StreamSpec,
-)
 
 Outputs = Sequence[Any] | Mapping[str, Any] | None
 """Field names, a map from field names to types (of one default stream), or streams."""
@@ -28,7 +21,7 @@ class Stream:
     __slots__ = ("direct", "fields", "name", "types")
 
     def __init__(
-        self, fields: Iterable[str] | Mapping[str, Any] = (), name: str = DEFAULT_STREAM, direct: bool = False
+        self, fields: Iterable[str] | Mapping[str, Any] = (), name: str = topology.DEFAULT_STREAM, direct: bool = False
     ) -> None:
         """``fields``: names, or a map from names to types (``str``, ``int``, ``float``, ``bool``, ``bytes``,
         ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when
@@ -52,7 +45,7 @@ class Stream:
         return f"Stream(fields={list(self.fields)!r}, name={self.name!r}, direct={self.direct!r})"
 
 
-def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, StreamSpec]:
+def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, topology.StreamSpec]:
     """The ``outputs`` of a component, field names or :class:`Stream` objects, as specs by stream name."""
     if outputs is None:
         return {}
@@ -64,19 +57,19 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, StreamS
         streams = [Stream(fields=given)]
     elif len(streams) != len(given):
         raise InvalidTopology(f"{owner}: outputs mix field names and streams: use one of the two")
-    found: dict[str, StreamSpec] = {}
+    found: dict[str, topology.StreamSpec] = {}
     for stream in streams:
         if stream.name in found:
             raise InvalidTopology(f"{owner} declares stream {stream.name!r} twice: give each its own name")
-        found[stream.name] = StreamSpec(fields=stream.fields, direct=stream.direct, types=stream.types)
+        found[stream.name] = topology.StreamSpec(fields=stream.fields, direct=stream.direct, types=stream.types)
     return found
 
 
 def _type_name(kind: Any, stream: str) -> str:
     name = "any" if kind in (object, Any) else getattr(kind, "__name__", str(kind))
-    if name not in FIELD_TYPES:
+    if name not in topology.FIELD_TYPES:
         raise InvalidTopology(
-            f"stream {stream!r}: {kind!r:.60} is not a field type, use one of {', '.join(FIELD_TYPES)}"
+            f"stream {stream!r}: {kind!r:.60} is not a field type, use one of {', '.join(topology.FIELD_TYPES)}"
         )
     return name
 
@@ -128,11 +121,11 @@ class Spec:
     def __repr__(self) -> str:
         return f"<{self.kind} spec {self.name or self._code or self._shell!r}>"
 
-    def streams(self) -> dict[str, StreamSpec]:
+    def streams(self) -> dict[str, topology.StreamSpec]:
         """The declared output streams by name."""
         return stream_specs(self.outputs, f"{self.kind} {self.name!r}")
 
-    def to_component(self, names: Mapping[int, str]) -> ComponentSpec:
+    def to_component(self, names: Mapping[int, str]) -> topology.ComponentSpec:
         """The serializable form. ``names``: ``id()`` of each spec of the topology -> its component id.
 
         Raises :class:`InvalidTopology` naming the component and what is wrong with it.
@@ -140,7 +133,7 @@ class Spec:
         owner = f"{self.kind} {self.name!r}"
         if isinstance(self.par, bool) or not isinstance(self.par, int) or self.par < 1:
             raise InvalidTopology(f"{owner}: par must be an integer of at least 1, got {self.par!r}")
-        return ComponentSpec(
+        return topology.ComponentSpec(
             object=self._object(owner),
             parallelism=self.par,
             conf=_json_map(self.config, f"{owner}: config"),
@@ -148,15 +141,15 @@ class Spec:
             outputs=self.streams(),
         )
 
-    def _object(self, owner: str) -> ComponentObject:
+    def _object(self, owner: str) -> topology.ComponentObject:
         if self._shell is not None:
-            return ComponentObject(shell=self._shell)
+            return topology.ComponentObject(shell=self._shell)
         args = _json_map(self._args, f"{owner}: args")
         if hasattr(self._code, "_check_arguments"):
             self._code._check_arguments(owner, args, self.par, self.outputs)
-        return ComponentObject(python=code_name(self._code, f"the class of {owner}"), args=args)
+        return topology.ComponentObject(python=code_name(self._code, f"the class of {owner}"), args=args)
 
-    def _inputs(self, owner: str, names: Mapping[int, str]) -> Iterable[InputSpec]:
+    def _inputs(self, owner: str, names: Mapping[int, str]) -> Iterable[topology.InputSpec]:
         given = self.inputs
         if given is None:
             pairs: list[tuple[Any, Any]] = []
@@ -169,7 +162,7 @@ class Spec:
         if self.kind == "spout" and pairs:
             raise InvalidTopology(f"{owner} has inputs: spouts have none, make it a Bolt")
         for source, grouping in pairs:
-            stream = DEFAULT_STREAM
+            stream = topology.DEFAULT_STREAM
             if isinstance(source, StreamOf):
                 source, stream = source.component, source.stream
             if isinstance(source, Spec):
@@ -184,7 +177,7 @@ class Spec:
                 raise InvalidTopology(
                     f"{owner}: the grouping of input {component!r} must be a Grouping, got {grouping!r:.60}"
                 )
-            yield InputSpec(component=component, stream=stream, grouping=grouping)
+            yield topology.InputSpec(component=component, stream=stream, grouping=grouping)
 
 
 def _json_map(value: Mapping[str, Any], what: str) -> dict[str, Any]:
