@@ -18,19 +18,8 @@ from storm_dagster.core.scheduling.units import Codes, Row, service_order, sever
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
+from storm_dagster.spark.assignment import schema
 from storm_dagster.spark.assignment.groups import allocate_slots, assign_tasks, request_slots
-from storm_dagster.spark.assignment.schema import (
-    ALLOCATED,
-    HISTORY,
-    PLACED,
-    RUNS,
-    SLOT_REQUEST,
-    SLOT_REQUESTS,
-    SUPERVISORS,
-    TOPOLOGIES,
-    ddl,
-    ddl_type,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -50,7 +39,7 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
     """Place several independent clusters in one job; each result carries the time of the whole job."""
     started = time.monotonic()
     frames = batch_frames(batches)
-    placed = PLACED.empty_table()
+    placed = schema.PLACED.empty_table()
     if frames.topologies.num_rows:
         placed = _placed(session, frames, *_cut(batches)).toArrow()
     results = _read_results(batches, placed)
@@ -101,13 +90,13 @@ def _placed(session: SparkSession, frames: Frames, partitions: int, together: in
         _ranked_slots(supervisors, history)
         .groupBy("cluster")
         .cogroup(requests.groupBy("cluster"))
-        .applyInArrow(allocate_slots, ddl(ALLOCATED))
+        .applyInArrow(allocate_slots, schema.ddl(schema.ALLOCATED))
     )
     facts = facts.unionByName(allocated, allowMissingColumns=True)
     return (
         _grouped(runs.drop("history"), partitions, together)
         .cogroup(_grouped(facts, partitions, together))
-        .applyInArrow(assign_tasks, ddl(PLACED))
+        .applyInArrow(assign_tasks, schema.ddl(schema.PLACED))
     )
 
 
@@ -146,8 +135,8 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
         "unassigned": total,
     }
     fields = [
-        known.get(field.name, F.array()).cast(ddl_type(field.type)).alias(field.name)
-        for field in (SLOT_REQUEST.field(index) for index in range(SLOT_REQUEST.num_fields))
+        known.get(field.name, F.array()).cast(schema.ddl_type(field.type)).alias(field.name)
+        for field in (schema.SLOT_REQUEST.field(index) for index in range(schema.SLOT_REQUEST.num_fields))
     ]
     return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("request"))
 
@@ -161,7 +150,7 @@ def _requests_with_history(
     return (
         _grouped(runs, partitions, together)
         .cogroup(_grouped(facts, partitions, together))
-        .applyInArrow(request_slots, ddl(SLOT_REQUESTS))
+        .applyInArrow(request_slots, schema.ddl(schema.SLOT_REQUESTS))
     )
 
 
@@ -225,15 +214,15 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
                 counts[component] += count
             topologies.append((cluster, place, bool(past), summary_of(topology, codes, counts)._asdict()))
     return Frames(
-        _table(supervisors, SUPERVISORS),
-        _table(topologies, TOPOLOGIES),
-        _table(runs, RUNS),
-        pa.Table.from_pylist(history, schema=HISTORY) if history else None,
+        _table(supervisors, schema.SUPERVISORS),
+        _table(topologies, schema.TOPOLOGIES),
+        _table(runs, schema.RUNS),
+        pa.Table.from_pylist(history, schema=schema.HISTORY) if history else None,
     )
 
 
-def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    return pa.table(list(zip(*rows, strict=True)) or [[]] * len(schema), schema=schema)
+def _table(rows: Sequence[Sequence[Any]], columns: pa.Schema) -> pa.Table:
+    return pa.table(list(zip(*rows, strict=True)) or [[]] * len(columns), schema=columns)
 
 
 def executor_runs(topology: TopologyToPlace, codes: Codes) -> Iterator[Run]:
