@@ -26,7 +26,7 @@ from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.staging import read_token, staging_key, upload_key
+from storm_dagster.operations.submit.staging import read_record, read_token, staging_key, upload_key
 from storm_rigs.acting import submit
 from storm_rigs.archives import pack_archive
 from storm_rigs.world import WORD_COUNT, World
@@ -196,7 +196,7 @@ def test_each_content_is_stored_once(world: World, monkeypatch: pytest.MonkeyPat
     put = world.blobs.put
     monkeypatch.setattr(world.blobs, "put", lambda key, raw, **more: (sent.append(key), put(key, raw, **more))[1])
     submit(world.context(), name="wc", token="t", handle=handle)
-    topology_id = submission.read_record(world.context(), "t").topology_id
+    topology_id = read_record(world.context(), "t").topology_id
 
     metas = {meta.key: meta for meta in world.blobs.list()}
     same: dict[str, set[str]] = {}

@@ -22,7 +22,7 @@ from storm_dagster.model.records import (
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.staging import upload_key
+from storm_dagster.operations.submit.staging import read_record, upload_key
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import submit
 from storm_rigs.archives import pack_archive
@@ -108,7 +108,7 @@ class World:
         ctx = ctx or self.context()
         handle = self.upload(f"handle-{token}", topology, conf)
         submit(ctx, name=name, token=token, handle=handle, **options)
-        return submission.read_record(ctx, token).topology_id
+        return read_record(ctx, token).topology_id
 
     def run_workers(self, topology_id: str, *, status: str = "running") -> None:
         """Every worker that the assignment names has a live node, and no other."""
