@@ -20,27 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storm_dagster.model import paths
+from storm_dagster.model import paths, spark_remote
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.spark_remote import (
-    add_python_archive,
-    derived_spark_token,
-    remote_with_session,
-    with_spark_token,
-)
-from storm_dagster.spark.session import (
-    await_start,
-    check_reachable,
-    close_at_exit,
-    forget_session,
-    host_and_port,
-    is_session_gone,
-    open_classic,
-    open_connect,
-    within,
-)
+from storm_dagster.spark import session as sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -141,10 +125,10 @@ class ConnectPlanner:
 
     def __call__(self, batch: PlacementBatch) -> PlacementResult:
         """Place the batch on Spark."""
-        check_reachable(self.remote)
+        sessions.check_reachable(self.remote)
         with self._lock:
             try:
-                return within(self.deadline_secs, f"Spark at {self.remote}", lambda: self._plan(batch))
+                return sessions.within(self.deadline_secs, f"Spark at {self.remote}", lambda: self._plan(batch))
             except Exception:
                 self.close()
                 raise
@@ -152,7 +136,7 @@ class ConnectPlanner:
     def close(self, *, release: bool = False) -> None:
         """Close this process's side of the session; with ``release`` the server's side too."""
         if self._session is not None:
-            forget_session(self._session[1], release=release)
+            sessions.forget_session(self._session[1], release=release)
             self._session = None
 
     def _plan(self, batch: PlacementBatch) -> PlacementResult:
@@ -169,7 +153,7 @@ class ConnectPlanner:
                 result = plan_with_spark(session, batch)
                 return result.model_copy(update={"session_secs": session_secs})
             except Exception as error:
-                if gone is not None or not is_session_gone(error):
+                if gone is not None or not sessions.is_session_gone(error):
                     raise
                 _log.warning("the pinned Spark session %s is gone, a new one is opened", session_id)
                 self.close()
@@ -179,16 +163,18 @@ class ConnectPlanner:
         if self._session is not None and self._session[0] == session_id:
             return self._session[1]
         self.close()
-        url = with_spark_token(remote_with_session(self.remote, session_id), self.home, self.token)
+        url = spark_remote.with_spark_token(
+            spark_remote.remote_with_session(self.remote, session_id), self.home, self.token
+        )
         session: SparkSession | None = None
         if self.open_session is not None:
             session = self.open_session({"spark.remote": url})
-            close_at_exit(session)
+            sessions.close_at_exit(session)
             if f"session_id={session_id}" in url and getattr(session, "session_id", None) != session_id:
                 # The opener returned a session that the process had already, which other code uses.
                 session = None
         if session is None:
-            session = open_connect(url)
+            session = sessions.open_connect(url)
         _ship_package(session, self.remote)
         self._session = (session_id, session)
         return session
@@ -196,10 +182,10 @@ class ConnectPlanner:
 
 def _ship_package(session: "SparkSession", remote: str) -> None:
     """Send this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
-    if host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
+    if sessions.host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
     with tempfile.TemporaryDirectory(prefix="storm-dagster-spark-") as folder:
-        add_python_archive(session, package_archive(Path(folder)))
+        spark_remote.add_python_archive(session, package_archive(Path(folder)))
 
 
 def plan_classic(get_session: "Callable[[], SparkSession]", batch: PlacementBatch) -> PlacementResult:
@@ -214,7 +200,7 @@ def plan_classic(get_session: "Callable[[], SparkSession]", batch: PlacementBatc
         opened = time.monotonic() - started
         return plan_with_spark(session, batch).model_copy(update={"session_secs": opened})
 
-    return within(DEADLINE_SECS, "Spark", plan)
+    return sessions.within(DEADLINE_SECS, "Spark", plan)
 
 
 _planners: dict[tuple[int, str, Path | None], ConnectPlanner] = {}
@@ -241,12 +227,12 @@ def plan_on_cluster(
         planner = _planners.setdefault(
             (os.getpid(), str(remote), home), ConnectPlanner(str(remote), ids, open_session=open_session, home=home)
         )
-        planner.ids, planner.token = ids, derived_spark_token(conf)
+        planner.ids, planner.token = ids, spark_remote.derived_spark_token(conf)
         return planner(batch)
     if master:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         where = {"spark.master": str(master)}
-        return plan_classic(lambda: open_session(where) if open_session else open_classic(str(master)), batch)
+        return plan_classic(lambda: open_session(where) if open_session else sessions.open_classic(str(master)), batch)
     raise Unavailable(
         "the cluster's conf names no Spark: set spark.remote (sc://host:port) or spark.master, "
         "or run storm-dagster dev, which starts one"
@@ -264,10 +250,10 @@ def planner_for(conf: ClusterConf | Conf, session_id: str | None = None) -> Call
     if remote:
         agreed = uuid.uuid5(uuid.NAMESPACE_URL, f"{remote}#storm-dagster-plan")
         ids = FixedSessionIds(session_id or str(agreed))
-        await_start(str(remote))
-        return ConnectPlanner(str(remote), ids, token=derived_spark_token(conf))
+        sessions.await_start(str(remote))
+        return ConnectPlanner(str(remote), ids, token=spark_remote.derived_spark_token(conf))
     master = str(conf.get("spark.master") or "local[*]")
-    return lambda batch: plan_classic(lambda: open_classic(master), batch)
+    return lambda batch: plan_classic(lambda: sessions.open_classic(master), batch)
 
 
 def package_archive(folder: Path) -> Path:
