@@ -24,20 +24,14 @@ from storm_dagster.model.signing import SCOPES, make_token
 
 def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], **more: Any) -> None:
     """Print the listed hosts with what stands on each."""
-    rows = [
-        {
-            "host": host,
-            "supervisors": [one["id"] for one in cluster["supervisors"] if one["host"] == host],
-            "used": sum(len(one["used"]) for one in cluster["supervisors"] if one["host"] == host),
-        }
-        for host in listed
-    ]
-    print_answer(
-        invocation.json,
-        {"hosts": rows, **more},
-        ["host", "supervisors", "slots in use=used"],
-        [{**row, "supervisors": row["supervisors"] or "none registered"} for row in rows],
-    )
+    rows: list[dict[str, Any]] = []
+    for host in listed:
+        here = [one for one in cluster["supervisors"] if one["host"] == host]
+        used = sum(len(one["used"]) for one in here)
+        rows.append({"host": host, "supervisors": [one["id"] for one in here], "used": used})
+    shown = [{**row, "supervisors": row["supervisors"] or "none registered"} for row in rows]
+    columns = ["host", "supervisors", "slots in use=used"]
+    print_answer(invocation.json, {"hosts": rows, **more}, columns, shown)
 
 
 def _change_blacklist(
