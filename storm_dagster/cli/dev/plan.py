@@ -204,19 +204,13 @@ class ClusterPlan:
             known = zookeeper_payload(self.conf)
             password = hashlib.sha256(f"quorum {known}".encode()).hexdigest() if known else None
 
-            def start(member: Member) -> tuple[str, ...]:
+            def daemon(index: int, member: Member) -> DaemonSpec:
                 folder = self.home / "zookeeper" / str(member.id)
-                return tuple(ensemble_command(members, member.id, folder, tick_ms=tick_ms, password=password))
+                command = ensemble_command(members, member.id, folder, tick_ms=tick_ms, password=password)
+                ports = {"client": member.client, "peer": member.peer, "election": member.election}
+                return DaemonSpec("zookeeper", str(index), tuple(command), ports)
 
-            return [
-                DaemonSpec(
-                    "zookeeper",
-                    str(index),
-                    start(member),
-                    {"client": member.client, "peer": member.peer, "election": member.election},
-                )
-                for index, member in enumerate(members)
-            ]
+            return [daemon(index, member) for index, member in enumerate(members)]
         command = zookeeper_command(
             self.home / "zookeeper", self.ports.zookeeper, host=HOST, tick_ms=self.conf["storm.zookeeper.tick.time"]
         )
