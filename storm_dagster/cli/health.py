@@ -48,12 +48,8 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     except (KeyError, TypeError):
         yield "broken", f"{access.url} answered {str(document)[:300]}", "check its webserver's log"
         return
-    error = location_problem(
-        "submissions fail",
-        seen.get("locationEntries") or [],
-        repositoryLocationName=conf["dagster.location"],
-        repositoryName=conf["dagster.repository"],
-    )
+    ours = {"repositoryLocationName": conf["dagster.location"], "repositoryName": conf["dagster.repository"]}
+    error = location_problem("submissions fail", seen.get("locationEntries") or [], **ours)
     ill = sorted(str(row["daemonType"]).lower() for row in rows if row["required"] and not row["healthy"])
     if error is not None:
         yield "broken", error.message, "fix what it names"
