@@ -187,14 +187,8 @@ class Election:
 
     def _register(self) -> None:
         """Show this nimbus among the followers; written on change and in a new session only."""
-        me = self._nimbus.identity
-        detail = {
-            "v": 1,
-            "http": me.http,
-            "missing": self._nimbus.status.known.missing,
-            "started_secs": me.started_secs,
-            "version": me.version,
-        }
+        me, missing = self._nimbus.identity, self._nimbus.status.known.missing
+        detail = {"v": 1, "http": me.http, "missing": missing, "started_secs": me.started_secs, "version": me.version}
         wanted = (self._nimbus.cluster.session.session_id, detail)
         if wanted != self._registered:
             self._nimbus.leadership.register_follower(me.address, me.uptime_secs, detail)
