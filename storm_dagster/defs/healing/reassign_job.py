@@ -49,15 +49,10 @@ def _log_materializations(
     planned, stored = _metadata(report), {**_metadata(report), **in_force_metadata(report, components)}
     if report.placement is not None:
         planned |= placement_metadata(report.placement, components, f"{report.name}: tasks on slots")
+    words = f"reassigned {report.moved} tasks of {report.topology_id}"
     for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
-        context.log_event(
-            dg.AssetMaterialization(
-                asset_key=zookeeper.asset_key(key),
-                partition=report.name,
-                description=f"reassigned {report.moved} tasks of {report.topology_id}",
-                metadata=metadata,
-            )
-        )
+        shown = zookeeper.asset_key(key)
+        context.log_event(dg.AssetMaterialization(shown, description=words, metadata=metadata, partition=report.name))
 
 
 def reassign_topologies(context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles) -> None:
