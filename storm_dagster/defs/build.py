@@ -114,14 +114,9 @@ def build_storm_defs(
         )
 
     local = [start_local_cluster, stop_local_cluster] if local_cluster else []
+    renamed = {key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key}
     own = build_storm_resources(
-        names,
-        home=home,
-        conf_dir=conf_dir,
-        overrides=overrides,
-        blob_dir=blob_dir,
-        spawn=spawn,
-        asset_keys={key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key},
+        names, home=home, conf_dir=conf_dir, overrides=overrides, blob_dir=blob_dir, spawn=spawn, asset_keys=renamed
     )
     definitions = dg.Definitions(
         assets=[
