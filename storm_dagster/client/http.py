@@ -185,14 +185,8 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         while True:
             base = self.leader(deadline=deadline)
             try:
-                answer = self._http.request(
-                    method,
-                    base + path,
-                    json=json,
-                    content=content() if callable(content) else content,
-                    headers={**self._terms, **(headers or {})},
-                    params=params,
-                )
+                body, terms = content() if callable(content) else content, {**self._terms, **(headers or {})}
+                answer = self._http.request(method, base + path, json=json, content=body, headers=terms, params=params)
                 self._raise(answer)
                 return answer
             except httpx.ConnectError as error:
