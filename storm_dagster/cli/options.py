@@ -44,13 +44,9 @@ class Invocation:
         ``patience`` is for a cluster that is known to exist: its first call raises :class:`Unavailable` at once when
         no process of HOME lives and neither nimbus nor ZooKeeper is at an address that the conf names.
         """
+        require = self._require_cluster if patience > 0 else None
         return NimbusClient.of_cluster(
-            self.conf,
-            self.home,
-            conf_dir=self.conf_dir,
-            patience=patience,
-            waiting=notify,
-            require=self._require_cluster if patience > 0 else None,
+            self.conf, self.home, conf_dir=self.conf_dir, patience=patience, waiting=notify, require=require
         )
 
     def _require_cluster(self) -> None:
