@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
-from storm_dagster.model.errors import AlreadyAlive, Conflict, Misconfigured, Unavailable
+from storm_dagster.model.errors import AlreadyAlive, Misconfigured, Unavailable
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import SubmitRequest, check_request
 from storm_dagster.nimbus.dagster.client import FINISHED
@@ -74,11 +74,7 @@ class Submissions:
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
         """The run that the token had, unless it failed; ``None`` at the token's first use."""
-        known = read_token(self._nimbus.operations(epoch), token)
-        if known is not None and known[0].name != name:
-            raise Conflict(
-                f"token {token!r} belongs to topology {known[0].name!r}: submit {name!r} with a token of its own"
-            )
+        known = read_token(self._nimbus.operations(epoch), token, name)
         if known is None and self._runs.get(token) is None:
             return None
         found = self._nimbus.dagster.find_run(TOKEN_TAG, token, job=SUBMIT_JOB)
@@ -103,12 +99,9 @@ class Submissions:
     def _launch(self, name: str, token: str, config: Mapping[str, Any]) -> str:
         dagster = self._nimbus.dagster
         dagster.add_partition(name)
-        run_id = dagster.launch(
-            SUBMIT_JOB,
-            {"ops": {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}},
-            {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token},
-            patient=True,
-        )
+        ops = {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}
+        tags = {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token}
+        run_id = dagster.launch(SUBMIT_JOB, {"ops": ops}, tags, patient=True)
         self._runs.put(token, run_id)
         self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
         return run_id
