@@ -21,7 +21,6 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import read_record, upload_key
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import submit
