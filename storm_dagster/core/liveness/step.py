@@ -68,14 +68,8 @@ def healing_step(
     ``busy`` gives, when there are causes, ids of topologies whose reassignment is under way: they get no new attempt.
     """
     gap = 0.0 if memory.polled_at is UNSET else now - memory.polled_at
-    seen = observe(
-        view,
-        memory.liveness,
-        settings.limits,
-        boot_id=settings.boot_id,
-        boot_now=now,
-        grant=memory.polled_at is UNSET or not 0 <= gap <= settings.longest_gap_secs,
-    )
+    grant = memory.polled_at is UNSET or not 0 <= gap <= settings.longest_gap_secs
+    seen = observe(view, memory.liveness, settings.limits, boot_id=settings.boot_id, boot_now=now, grant=grant)
     made = memory.attempts
     if view.supervisors.keys() - memory.liveness.supervisors.keys():
         # What found no slot may find one now.
