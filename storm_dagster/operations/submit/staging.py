@@ -93,11 +93,19 @@ def upload_key(handle: str, part: str) -> str:
     return f"upload.{handle}.{part}"
 
 
-def read_token(ctx: OperationsContext, token: str) -> tuple[TokenRecord, int] | None:
-    """The record of a token and its data version, or ``None`` at its first use."""
+def read_token(ctx: OperationsContext, token: str, name: str | None = None) -> tuple[TokenRecord, int] | None:
+    """The record of a token and its data version, or ``None`` at its first use.
+
+    :class:`Conflict` when it belongs to a topology of another ``name``.
+    """
     path = paths.token(check_token(token))
     found = ctx.cluster.state.get_data_with_version(path)
-    return None if found is None else (decode_record(TokenRecord, found[0], path), found[1].version)
+    if found is None:
+        return None
+    record = decode_record(TokenRecord, found[0], path)
+    if name not in (None, record.name):
+        raise Conflict(f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own")
+    return record, found[1].version
 
 
 def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int) -> tuple[TokenRecord, int]:
@@ -108,11 +116,7 @@ def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: i
     """
     last: Exception | None = None
     for _ in range(50):
-        if (known := read_token(ctx, token)) is not None:
-            if known[0].name != name:
-                raise Conflict(
-                    f"token {token!r} belongs to topology {known[0].name!r}: submit {name!r} with a token of its own"
-                )
+        if (known := read_token(ctx, token, name)) is not None:
             return known
         found = ctx.cluster.state.get_data_with_version(paths.COUNTER)
         if found is None:
