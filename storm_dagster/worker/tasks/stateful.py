@@ -356,6 +356,7 @@ class StateDriver:
 
     def pulse(self) -> None:
         """Evaluate windows that are due, take a checkpoint that is overdue, and drop old ids."""
+        self.state._begin()  # What ticks have changed is not undone.
         for _ in range(min(len(self._forgotten), _FORGET)):
             self._forgotten.popitem()
         if self.windows is not None:
