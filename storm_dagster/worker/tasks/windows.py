@@ -245,7 +245,8 @@ class WindowDriver:
             emitted = self._emitted = []
             try:
                 times = (pane.start_ms, pane.end_ms)
-                bolt.process_window(TupleWindow(pane.items, pane.new, pane.expired, *times, pane.key))
+                # Copies: the pane comes again if this raises.
+                bolt.process_window(TupleWindow([*pane.items], [*pane.new], [*pane.expired], *times, pane.key))
             except Exception as error:
                 bolt._undo()
                 emitted = []
