@@ -36,6 +36,8 @@ class ResultTracker:
         self.task_id = runner.task_id
         self.pending: PendingMap[int] = PendingMap(float(runner.conf.get("topology.message.timeout.secs") or 30))
         """Root -> number of the result."""
+        self.delayed = False
+        """Whether back pressure stops the task, or a spout before it (:class:`Pressure`)."""
         self.acked: deque[int] = deque()
         """Roots of complete trees."""
         self.failed: deque[int] = deque()
@@ -94,6 +96,8 @@ _LATE_LOG_MS = 10_000
 """Pause between two log lines about late tuples."""
 _CONNECT_MS = 3000
 """Time in which the other workers reach a task that has started."""
+_PULSE_MS = 1000
+"""Most time between two pulses that counts as silence of the sources: in a longer one the task itself did not run."""
 
 
 class WindowDriver:
@@ -108,12 +112,6 @@ class WindowDriver:
         self.runner = runner
         conf = runner.conf
         self.shape = window_shape(conf, f"bolt {runner.component!r}")
-        inputs = [item for item in runner.part.inputs if not item.component.startswith("__")]
-        self._sources = [
-            (item.component, item.stream, task)
-            for item in inputs
-            for task in runner.context.component_tasks(item.component)
-        ]
         self._stamp_at = self._field_indices(conf.get(_STAMP)) if self.shape.event_time else {}
         self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         late = self.shape.late_stream
@@ -121,7 +119,9 @@ class WindowDriver:
             what = f"sends late tuples to stream {late!r}, which it does not declare"
             raise InvalidTopology(f"bolt {runner.component!r} {what}")
         self._pause_ms, self._retry_at, self._tries = 100, 0, 0
-        self._next_watermark = 0
+        self._next_watermark = self._pulsed_at = 0
+        self._listened_ms = 0
+        """Clock of the silence of sources. It stands still while they, or this task, are held or inactive."""
         self._late_count, self._late_logged_at = 0, -_LATE_LOG_MS
         self._emitted: list[msgspec.Raw] | None = None
         """What the window in process has emitted."""
@@ -153,7 +153,7 @@ class WindowDriver:
     def read(self, contents: Contents) -> None:
         """Continue with the windows in the state. Any thread, before :meth:`attach`."""
         self._contents = contents
-        self.windows = Windows(self.shape, self._sources, contents.windows, map(_with_tuple, contents.entries()))
+        self.windows = Windows(self.shape, (), contents.windows, map(_with_tuple, contents.entries()))
 
     def attach(self, state: "StateDriver") -> None:
         """Take tuples from now on."""
@@ -230,10 +230,23 @@ class WindowDriver:
         to_send, self._to_send = self._to_send, []
         for number in to_send:
             self._send(number)
-        now = self.runner.shared.now_ms()
-        if not self.shape.event_time or now >= self._next_watermark:
-            self._next_watermark = now + self.shape.watermark_ms
+        shared, context = self.runner.shared, self.runner.context
+        now = shared.now_ms()
+        if shared.spouts_run and not self.results.delayed:
+            self._listened_ms += min(now - self._pulsed_at, _PULSE_MS)
+        self._pulsed_at = now
+        if not self.shape.event_time:
             self.windows.advance(now)
+        elif now >= self._next_watermark:
+            self._next_watermark = now + self.shape.watermark_ms
+            # Their number may have changed.
+            self.windows.sources = frozenset(
+                (item.component, item.stream, task)
+                for item in self.runner.part.inputs
+                for task in context.component_tasks(item.component)
+                if not item.component.startswith("__")
+            )
+            self.windows.advance(self._listened_ms)
         self.evaluate()
 
     def evaluate(self) -> None:
