@@ -139,6 +139,15 @@ def test_trees_that_are_lost_again_and_again_fail_once_a_second() -> None:
     assert len(spout.lost) == 5
 
 
+def test_trees_that_time_out_are_noted_once_while_nobody_tells_their_spout() -> None:
+    with TopologyHarness(GivesUp, simulated=True) as harness:
+        (spout,) = [runner for runner in harness.engine.runners.values() if isinstance(runner, SpoutBase)]
+        spout.pending.add(7, (1, "default", None), 0.0)
+        for _ in range(3):
+            spout.on_clock(100.0)
+        assert spout.failed == [7]
+
+
 class Joins(Bolt):
     """Acks by hand, and anchors one tuple to two."""
 

@@ -185,7 +185,9 @@ class SpoutBase(Runner):
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
         super().on_clock(now)
-        self.failed += self.pending.overdue(now)
+        if not self.failed:
+            # Those of the last time may not be taken yet: its program does not start.
+            self.failed += self.pending.overdue(now)
 
 
 class SpoutRunner(SpoutBase):
