@@ -92,6 +92,24 @@ def test_results_wait_for_a_full_reader() -> None:
         assert set(slow.seen) == set(range(MANY)) and unfinished(harness) == {}
 
 
+class BlockingMany(Many):
+    blocking = True
+
+    def process_window(self, window: TupleWindow) -> None:
+        for number in range(4 * MANY):
+            self.emit([number])
+
+
+class Blocking(Topology):
+    numbers = Numbers.spec()
+    many = BlockingMany.spec(inputs=[numbers])
+
+
+def test_a_run_ends_when_all_of_a_large_result_has_come() -> None:
+    with TopologyHarness(Blocking, {"numbers": [[1]]}, conf=PLAIN) as harness:
+        assert harness.run().values("many") == [[number] for number in range(4 * MANY)]
+
+
 def hold(harness: TopologyHarness, *full: str) -> None:
     """These components are full in another worker; without one, none is."""
     harness.engine.pressure.on_request(("other", 1), bool(full), full)
