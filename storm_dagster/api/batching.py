@@ -77,7 +77,7 @@ class BatchingBolt(GatheringBolt):
             self._anchor_to(tups)
             self._begin()
             try:
-                self.process_batch(key, self._once(tups))
+                self.process_batch(key, self._once([*tups]))
             except Exception as error:
                 self._undo()
                 self.raise_exception(error, tups[0])

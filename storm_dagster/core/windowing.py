@@ -89,7 +89,7 @@ class Windows:
         held: Iterable[HeldTuple] = (),
     ) -> None:
         self.shape = shape
-        self._sources = frozenset(sources)
+        self.sources = frozenset(sources)
         self._newest: dict[Any, int] = {}
         self._fresh: set[Any] = set()
         """Sources that have sent since the last :meth:`advance`."""
@@ -184,8 +184,8 @@ class Windows:
         return entry
 
     def advance(self, now_ms: int) -> None:
-        """Set the clock to ``now_ms``. In event time the watermark becomes the least of the newest stamps of all sources
-        that are not silent, less the lag; it never goes back."""
+        """Set the clock to ``now_ms``. In event time that is the clock of silence, and the watermark becomes the least of
+        the newest stamps of all sources that are not silent, less the lag; it never goes back."""
         if self.shape.event_time:
             mark = self._least_newest(now_ms)
             if mark is None:
@@ -199,7 +199,7 @@ class Windows:
         for source in self._fresh:
             heard[source] = now_ms
         self._fresh.clear()
-        for source in (*self._sources, *newest):
+        for source in (*self.sources, *newest):
             heard.setdefault(source, now_ms)
         waiting = [source for source, at in heard.items() if now_ms - at < self.shape.idle_ms]
         if not waiting:

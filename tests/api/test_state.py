@@ -300,6 +300,22 @@ def test_a_key_of_another_task_and_a_value_that_cannot_be_saved_fail_their_tuple
     assert result.failed["words"] == [0] and "cannot be saved" in str(result.errors[0][1])
 
 
+class Decays(Count):
+    config = {"topology.tick.tuple.freq.secs": 1}
+
+    def process_tick(self, tup: Tuple) -> None:
+        for word in self.state:
+            self.state[word] = self.state[word] + 1
+
+
+def test_state_that_only_ticks_change_does_not_grow(tmp_path: Path) -> None:
+    words = {"words": [[word] for word in WORDS]}
+    with TopologyHarness(counting(1, Decays), words, state_dir=tmp_path, simulated=True) as harness:
+        harness.advance(10)
+        state = harness.tasks("count")[0].state
+        assert state["word1"] == 11 and len(state._journal) <= len(WORDS)
+
+
 class Totals(StatefulBolt, WindowedBolt):
     window = Window.tumbling(count=3)
     outputs = ["total"]

@@ -126,6 +126,31 @@ def test_a_window_that_raises_is_evaluated_by_the_version_that_comes_after(tmp_p
         assert harness.advance(5).values("sums") == [[3, 2, []], [5, 1, [1, 2]]]
 
 
+class Consumes(Sum):
+    """Empties the lists of its window, and raises the first time of each."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def process_window(self, window: TupleWindow) -> None:
+        lists = (window.tuples, window.new, window.expired)
+        self.seen.append([[each.pop().values[0] for _ in [*each]] for each in lists])
+        if len(self.seen) % 2:
+            raise ValueError("not yet")
+
+
+class Consuming(Topology):
+    numbers = Numbers.spec()
+    sums = Consumes.spec(inputs=[numbers], window=Window.tumbling(count=2))
+
+
+def test_a_window_that_is_tried_again_has_its_tuples_whatever_the_code_did_to_its_lists() -> None:
+    Consumes.seen = []
+    with TopologyHarness(Consuming, {"numbers": [[1], [2], [3], [4]]}, simulated=True) as harness:
+        harness.advance(1)
+    first, second = [[2, 1], [2, 1], []], [[4, 3], [4, 3], [2, 1]]
+    assert Consumes.seen == [first, first, second, second]
+
+
 class GivesUp(Fragile):
     window_tries = 2
 

@@ -31,7 +31,7 @@ def held(windows: Windows) -> list[HeldTuple]:
 def restarted(windows: Windows) -> Windows:
     """The same windows, from what a checkpoint has of them."""
     position = msgspec.msgpack.decode(msgspec.msgpack.encode(windows.position()), type=Position)
-    return Windows(windows.shape, windows._sources, position, held(windows))
+    return Windows(windows.shape, windows.sources, position, held(windows))
 
 
 def run(

@@ -139,6 +139,15 @@ def test_trees_that_are_lost_again_and_again_fail_once_a_second() -> None:
     assert len(spout.lost) == 5
 
 
+def test_trees_that_time_out_are_noted_once_while_nobody_tells_their_spout() -> None:
+    with TopologyHarness(GivesUp, simulated=True) as harness:
+        (spout,) = [runner for runner in harness.engine.runners.values() if isinstance(runner, SpoutBase)]
+        spout.pending.add(7, (1, "default", None), 0.0)
+        for _ in range(3):
+            spout.on_clock(100.0)
+        assert spout.failed == [7]
+
+
 class Joins(Bolt):
     """Acks by hand, and anchors one tuple to two."""
 
@@ -293,3 +302,32 @@ class EmitsRaw(Bolt):
 class WrongValues(Topology):
     sentences = Sentences.spec()
     raw = EmitsRaw.spec(inputs=[sentences])
+
+
+class Consumes(BatchingBolt):
+    """Empties the list that it gets, and raises the first time."""
+
+    raised = False
+
+    def process_batch(self, key: object, tups: list[Tuple]) -> None:
+        while tups:
+            tups.pop()
+        if not self.raised:
+            self.raised = True
+            raise ValueError("at first")
+
+
+class Consuming(Topology):
+    sentences = Sentences.spec()
+    consumes = Consumes.spec(inputs=[sentences])
+
+
+def test_a_batch_that_empties_its_list_is_failed_and_acked_all_the_same() -> None:
+    with TopologyHarness(Consuming, {"sentences": [["a"], ["b"]]}, replays=1, simulated=True) as harness:
+        harness.run()
+        harness.tick("consumes")
+        assert sorted(harness.run().failed["sentences"]) == [0, 1]
+        harness.tick("consumes")
+        result = harness.run()
+        assert sorted(result.acked["sentences"]) == [0, 1]
+        assert [str(error) for _, error in result.errors] == ["at first"]

@@ -135,8 +135,13 @@ class AckExchange:
             moved = set(range(len(before)))
         if not (gone or moved):
             return
-        for spout in self.spouts:
-            spout.lose(gone, len(before), moved)
+        for origin in (*self.spouts, *(runner.results for runner in self.runners.values() if runner.results)):
+            # A copy: a windowed bolt's thread removes entries.
+            for root, ((_, _, tree, *_), _) in [*origin.pending.entries.items()]:
+                if tree is not None and (tree.peers & gone or (moved and root % len(before) in moved)):
+                    # What its tuples in this worker still send belongs to no tree.
+                    tree.failed = True
+                    origin.lost.append(root)
         result = AckerResult()
         for acker in self.ackers.values():
             acker.table.lose(acker.table.touching(gone), result)

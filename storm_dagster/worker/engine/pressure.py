@@ -96,6 +96,9 @@ class Pressure:
             if runner.held:
                 runner.held_secs += passed
             component = runner.component
+            if runner.results is not None:
+                below = [one for one in self._downstream.values() if component in one]
+                runner.results.delayed = _ALL in full or not all(map(full.isdisjoint, below))
             if runner.kind == "spout":
                 runner.held = _ALL in full or not full.isdisjoint(self._downstream.get(component, ()))
                 continue

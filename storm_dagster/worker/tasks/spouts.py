@@ -1,6 +1,6 @@
 """Runner of spouts on the worker's loop, and the pending trees of all kinds of spouts."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.api.spouts import Spout
@@ -185,15 +185,9 @@ class SpoutBase(Runner):
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
         super().on_clock(now)
-        self.failed += self.pending.overdue(now)
-
-    def lose(self, bits: int, ackers: int, moved: Collection[int]) -> None:
-        """Fail the pending trees with parts in these workers, and those of the ackers ``moved`` (indices)."""
-        for root, ((_, _, tree, *_), _) in self.pending.entries.items():
-            if tree.peers & bits or (moved and root % ackers in moved):
-                # What its tuples in this worker still send belongs to no tree.
-                tree.failed = True
-                self.lost.append(root)
+        if not self.failed:
+            # Those of the last time may not be taken yet: its program does not start.
+            self.failed += self.pending.overdue(now)
 
 
 class SpoutRunner(SpoutBase):

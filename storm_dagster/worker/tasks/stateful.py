@@ -335,15 +335,18 @@ class StateDriver:
             self.defer_ack(tup)
 
     def has_pending_acks(self) -> bool:
-        """Whether acks wait for a checkpoint."""
-        return self._unsaved() or self._saving
+        """Whether acks wait for a checkpoint, or results for those before them, which are complete."""
+        windows = self.windows
+        return self._unsaved() or self._saving or bool(windows and windows.to_send and windows.results.acked)
 
     def _unsaved(self) -> bool:
         return bool(self.pending_acks) or (self.windows is not None and self.windows.changed)
 
     def idle_secs(self) -> float | None:
-        """Seconds until :meth:`on_idle` takes a checkpoint; ``None``: nothing to save."""
-        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self._unsaved() else None
+        """Seconds until :meth:`on_idle` takes a checkpoint, or sends results; ``None``: there are none."""
+        if not self._unsaved():
+            return _PAUSE_SECS if self.windows is not None and self.windows.to_send else None
+        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic())
 
     def on_idle(self) -> bool:
         """Take a checkpoint, if the last one is old enough. Called when the queue is empty."""
@@ -356,6 +359,7 @@ class StateDriver:
 
     def pulse(self) -> None:
         """Evaluate windows that are due, take a checkpoint that is overdue, and drop old ids."""
+        self.state._begin()  # What ticks have changed is not undone.
         for _ in range(min(len(self._forgotten), _FORGET)):
             self._forgotten.popitem()
         if self.windows is not None:

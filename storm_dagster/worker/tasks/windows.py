@@ -1,9 +1,8 @@
 """Windowed bolts: timestamps, late tuples, due windows, what checkpoints hold of them, and delivery of what they emit."""
 
 import logging
-import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
 from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
-from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
+from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import MOST_RETRY_SECS
 
@@ -35,23 +34,25 @@ class ResultTracker:
     def __init__(self, runner: "Runner") -> None:
         self._runner = runner
         self.task_id = runner.task_id
-        self.pending: PendingMap[int] = PendingMap(float(runner.conf.get("topology.message.timeout.secs") or 30))
-        """Root -> number of the result."""
+        self.pending: PendingMap[Any] = PendingMap(float(runner.conf.get("topology.message.timeout.secs") or 30))
+        """Root -> (number of the result, how many tuples and events it has, tree)."""
+        self.delayed = False
+        """Whether back pressure stops the task, or a spout before it (:class:`Pressure`)."""
         self.acked: deque[int] = deque()
         """Roots of complete trees."""
         self.failed: deque[int] = deque()
         self.lost = self.failed
         """A result is sent again, whatever became of it."""
 
-    def send(self, number: int, emitted: Iterable[Any]) -> None:
+    def send(self, number: int, emitted: Sequence[Any]) -> None:
         """Send the tuples and events of a result: ``[stream, values, direct task]``, an event has no stream.
 
         A tuple that cannot be sent is reported, and the result is sent again after the message timeout."""
         runner = self._runner
         shared, component = runner.shared, runner.component
-        root = int.from_bytes(os.urandom(8), "little") or 1
+        root = next_edge() or 1
         tree = Tree(1, root, 0, self) if shared.acker_tasks else None
-        self.pending.add(root, number, shared.clock())
+        self.pending.add(root, (number, len(emitted), tree), shared.clock())
         try:
             for stream, values, direct_task in emitted:
                 if stream is None:
@@ -72,18 +73,23 @@ class ResultTracker:
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
+        if self.failed:
+            # The thread may be stuck: it has not taken those of the last time yet.
+            return
         # A copy: the bolt's thread removes entries.
         late, entries = now - self.pending.timeout, list(self.pending.entries.items())
         self.failed += [root for root, _ in takewhile(lambda entry: entry[1][1] <= late, entries)]
 
-    def take(self) -> list[tuple[int, bool]]:
-        """(number, whether its tree is complete) of the results that were acked or failed since the last call."""
-        found: list[tuple[int, bool]] = []
+    def take(self) -> list[tuple[int, int, bool, float]]:
+        """(number, size, whether its tree is complete, time that it took as a share of the message timeout) of the
+        results that were acked or failed since the last call."""
+        found: list[tuple[int, int, bool, float]] = []
+        now, timeout = self._runner.shared.clock(), self.pending.timeout
         for roots, acked in ((self.acked, True), (self.failed, False)):
             while roots:
                 entry = self.pending.pop(roots.popleft())
                 if entry is not None:
-                    found.append((entry[0], acked))
+                    found.append((*entry[0][:2], acked, (now - entry[1]) / timeout))
         return found
 
 
@@ -95,6 +101,12 @@ _LATE_LOG_MS = 10_000
 """Pause between two log lines about late tuples."""
 _CONNECT_MS = 3000
 """Time in which the other workers reach a task that has started."""
+_PULSE_MS = 1000
+"""Most time between two pulses that counts as silence of the sources: in a longer one the task itself did not run."""
+_SLICE = 10
+"""Most tuples of a result. What a window emits is as many results as that takes, each with a tree of its own."""
+_FIRST_IN_FLIGHT = 1000
+"""Tuples in flight before it is known how fast the readers are."""
 
 
 class WindowDriver:
@@ -109,12 +121,6 @@ class WindowDriver:
         self.runner = runner
         conf = runner.conf
         self.shape = window_shape(conf, f"bolt {runner.component!r}")
-        inputs = [item for item in runner.part.inputs if not item.component.startswith("__")]
-        self._sources = [
-            (item.component, item.stream, task)
-            for item in inputs
-            for task in runner.context.component_tasks(item.component)
-        ]
         self._stamp_at = self._field_indices(conf.get(_STAMP)) if self.shape.event_time else {}
         self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         late = self.shape.late_stream
@@ -122,7 +128,9 @@ class WindowDriver:
             what = f"sends late tuples to stream {late!r}, which it does not declare"
             raise InvalidTopology(f"bolt {runner.component!r} {what}")
         self._pause_ms, self._retry_at, self._tries = 100, 0, 0
-        self._next_watermark = 0
+        self._next_watermark = self._pulsed_at = 0
+        self._listened_ms = 0
+        """Clock of the silence of sources. It stands still while they, or this task, are held or inactive."""
         self._late_count, self._late_logged_at = 0, -_LATE_LOG_MS
         self._emitted: list[msgspec.Raw] | None = None
         """What the window in process has emitted."""
@@ -135,8 +143,14 @@ class WindowDriver:
         self.unsent: list[int] = []
         """Results that wait for a checkpoint."""
         self._confirmed: list[int] = []
-        self._to_send: list[int] = []
-        """Saved results that failed, or that an earlier process has left."""
+        self.to_send: deque[int] = deque()
+        """Saved results that wait to be sent."""
+        self._failed: list[int] = []
+        """Results that the next pulse sends again."""
+        self._in_flight = 0
+        """Tuples and events of the results that are sent and not complete."""
+        self._most_in_flight = _FIRST_IN_FLIGHT
+        """As many as the readers finish long before the message timeout: else all would be sent again, for ever."""
         self.closing = False
 
     def _field_indices(self, field: Any) -> dict[tuple[str, str], int]:
@@ -157,13 +171,13 @@ class WindowDriver:
         entries = [*map(_with_tuple, contents.entries())]
         if (name_values := namer_of(self.bolt, self.runner.context)) is not None:
             name_values([entry.item for entry in entries])
-        self.windows = Windows(self.shape, self._sources, contents.windows, entries)
+        self.windows = Windows(self.shape, (), contents.windows, entries)
 
     def attach(self, state: "StateDriver") -> None:
         """Take tuples from now on."""
         self._state, contents = state, self._contents
         self.runner.results = self.results = ResultTracker(self.runner)
-        self._to_send = list(contents.results)
+        self.to_send += contents.results
         self._next_result = max(contents.results, default=-1) + 1
         # What was sent to the task before others reach it again is replayed after the message timeout. Until then
         # nothing makes it late.
@@ -229,15 +243,27 @@ class WindowDriver:
     # -- windows ------------------------------------------------------------------------------------------
 
     def pulse(self) -> None:
-        """Evaluate the windows that are due by time, and send again what failed."""
+        """Evaluate the windows that are due by time, and send what waits, or failed."""
+        self.to_send += self._failed
+        self._failed = []
         self.collect()
-        to_send, self._to_send = self._to_send, []
-        for number in to_send:
-            self._send(number)
-        now = self.runner.shared.now_ms()
-        if not self.shape.event_time or now >= self._next_watermark:
-            self._next_watermark = now + self.shape.watermark_ms
+        shared, context = self.runner.shared, self.runner.context
+        now = shared.now_ms()
+        if shared.spouts_run and not self.results.delayed:
+            self._listened_ms += min(now - self._pulsed_at, _PULSE_MS)
+        self._pulsed_at = now
+        if not self.shape.event_time:
             self.windows.advance(now)
+        elif now >= self._next_watermark:
+            self._next_watermark = now + self.shape.watermark_ms
+            # Their number may have changed.
+            self.windows.sources = frozenset(
+                (item.component, item.stream, task)
+                for item in self.runner.part.inputs
+                for task in context.component_tasks(item.component)
+                if not item.component.startswith("__")
+            )
+            self.windows.advance(self._listened_ms)
         self.evaluate()
 
     def evaluate(self) -> None:
@@ -249,7 +275,8 @@ class WindowDriver:
             emitted = self._emitted = []
             try:
                 times = (pane.start_ms, pane.end_ms)
-                bolt.process_window(TupleWindow(pane.items, pane.new, pane.expired, *times, pane.key))
+                # Copies: the pane comes again if this raises.
+                bolt.process_window(TupleWindow([*pane.items], [*pane.new], [*pane.expired], *times, pane.key))
             except Exception as error:
                 bolt._undo()
                 emitted = []
@@ -302,22 +329,34 @@ class WindowDriver:
             self._emitted.append(join_encoded([None, document, None]))
 
     def _add_result(self, emitted: list[msgspec.Raw]) -> None:
-        self._contents.results[self._next_result] = join_encoded(emitted)
-        self.unsent.append(self._next_result)
-        self._next_result += 1
+        for at in range(0, len(emitted), _SLICE):
+            self._contents.results[self._next_result] = join_encoded(emitted[at : at + _SLICE])
+            self.unsent.append(self._next_result)
+            self._next_result += 1
+
+    def _send_waiting(self) -> None:
+        while self.to_send and self._in_flight < self._most_in_flight and not (self.closing or self.runner.held):
+            self._send(self.to_send.popleft())
 
     def _send(self, number: int) -> None:
         emitted = decode_value(self._contents.results[number])
+        self._in_flight += len(emitted)
         self.runner.call_in_loop(lambda: self.results.send(number, emitted))
 
     def collect(self) -> None:
-        """Take the results whose trees are complete or failed."""
-        for number, acked in self.results.take():
+        """Take the results whose trees are complete or failed, and send what waits, as far as the readers take it."""
+        for number, size, acked, share in self.results.take():
+            self._in_flight -= size
             if not acked:
-                self._to_send.append(number)
+                self._failed.append(number)
+                if share >= 1:
+                    self._most_in_flight = max(1, self._most_in_flight // 2)
             elif self._contents.results.pop(number, None) is not None:
                 self._confirmed.append(number)
                 self.changed = True
+                if self.to_send and share < 0.25:
+                    self._most_in_flight += size
+        self._send_waiting()
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -333,10 +372,9 @@ class WindowDriver:
         """Send the results that are in the checkpoint."""
         self._added, self._ended, self._confirmed = {}, [], []
         self.changed = False
-        results, self.unsent = self.unsent, []
-        if not self.closing:
-            for number in results:
-                self._send(number)
+        self.to_send += self.unsent
+        self.unsent = []
+        self._send_waiting()
 
 
 def _with_tuple(entry: HeldTuple) -> HeldTuple:

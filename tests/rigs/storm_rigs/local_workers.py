@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from storm_dagster.api import TopologyBuilder
@@ -18,9 +19,16 @@ from storm_dagster.worker.tasks.runner import Runner, Shared
 
 
 class Workers:
-    """Workers with real sockets, which run in turn. ``slots``: component, ``__acker`` perhaps, -> index of its worker."""
+    """Workers with real sockets, which run in turn. ``slots``: component, ``__acker`` perhaps, -> index of its worker.
+    ``state_dir``: for components that keep state."""
 
-    def __init__(self, topology: TopologyBuilder, slots: Mapping[str, int], conf: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        topology: TopologyBuilder,
+        slots: Mapping[str, int],
+        conf: Mapping[str, Any],
+        state_dir: Path | None = None,
+    ) -> None:
         spec = topology.build()
         components = {task: name for task, (name, _, _) in enumerate(spec.components(), 1)}
         if ACKER in slots:
@@ -37,7 +45,13 @@ class Workers:
                 report=lambda task, component, error, where: self.errors.append(error),
             )
             engine = NativeEngine(
-                topology_id="t-1-1", spec=spec, conf=shared.conf, shared=shared, transport=transport, slot=slot
+                topology_id="t-1-1",
+                spec=spec,
+                conf=shared.conf,
+                shared=shared,
+                transport=transport,
+                slot=slot,
+                state_dir=state_dir,
             )
             self.engines.append(engine)
         self.place(1, slots)
