@@ -32,9 +32,16 @@ from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.nimbus.http.service import build_app
 from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.nimbus.leadership import start
 from storm_dagster.nimbus.leadership.duties import LeaderDuties, LeaderHealing
 from storm_dagster.nimbus.leadership.election import Election
+from storm_dagster.nimbus.leadership.start import (
+    check_mode,
+    container_heartbeat,
+    open_blob_store,
+    open_cluster,
+    open_reads,
+    thrift_host,
+)
 from storm_dagster.nimbus.member import Identity, Nimbus, repeat
 from storm_dagster.nimbus.requests.action_listener import ActionNotifier
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -71,7 +78,7 @@ def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) ->
 
 
 def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event, stack: ExitStack) -> None:
-    start.check_mode(conf)
+    check_mode(conf)
     security = Security.of(conf)
     host = check_exposure(conf, "nimbus", "secret or tls")
     stack.enter_context(hold_folder(home, "nimbus", nimbus_id))
@@ -80,7 +87,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
         path.mkdir(parents=True, exist_ok=True)
     listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
     stack.callback(listener.close)
-    thrift_listener = listen(start.thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port")
+    thrift_listener = listen(thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port")
     stack.callback(thrift_listener.close)
     identity = Identity(
         id=nimbus_id,
@@ -112,7 +119,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
         thread = threading.Thread(target=work, name=name, daemon=True)
         stack.callback(thread.join, 5.0)
         thread.start()
-    announced, container = AnnouncedName(host, listener), start.container_heartbeat(conf, folder)
+    announced, container = AnnouncedName(host, listener), container_heartbeat(conf, folder)
     watches = [announced] if container is None else [announced, container]
     for watch in watches:
         threading.Thread(target=watch.run, args=(ended, stop), name="nimbus-surroundings", daemon=True).start()
@@ -142,10 +149,10 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
 def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack: ExitStack) -> tuple[Nimbus, BlobSync]:
     """The handles, opened in order and wired to each other."""
     inimbus, security = load_inimbus(conf, folder / "ininumbus"), Security.of(conf)
-    base = start.open_blob_store(conf, folder)
-    cluster = start.open_cluster(conf, folder, base)
+    base = open_blob_store(conf, folder)
+    cluster = open_cluster(conf, folder, base)
     stack.callback(cluster.disconnect)
-    reads = start.open_reads(conf, folder, cluster)
+    reads = open_reads(conf, folder, cluster)
     if reads is not None:
         stack.callback(reads.close)
     leadership = LeadershipSession(cluster)
