@@ -219,5 +219,5 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     if verb == "kill":
         options["wait"] = rng.choice((0, 0, 2))
     if rng.random() < plan.crashes:
-        options["crash_at"] = rng.randint(1, rng.choice((3, 10, 40)))
+        options["crash_at"] = rng.randint(1, rng.choice((3, 10, 27)))
     cluster.command(verb, name, **options)
