@@ -5,6 +5,7 @@ it is emitted and when it has been processed, so that the number is zero exactly
 by an accident of one in 2**64). The order in which the values arrive does not matter.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -33,10 +34,11 @@ class PendingMap(Generic[V]):
     Entries are kept in the order in which they were added, so that expiry looks only at the oldest.
     """
 
-    __slots__ = ("entries", "timeout")
+    __slots__ = ("_late", "entries", "timeout")
 
     def __init__(self, timeout: float) -> None:
         self.timeout: float = timeout
+        self._late = -math.inf
         self.entries: dict[int, tuple[V, float]] = {}
         """Key -> (value, time added). Add at the end only; deleting is free."""
 
@@ -51,10 +53,14 @@ class PendingMap(Generic[V]):
         """Remove and return the entry, or ``None``."""
         return self.entries.pop(key, None)
 
-    def overdue(self, now: float) -> list[int]:
-        """Keys of the entries that are older than the timeout, oldest first."""
-        late = now - self.timeout
-        return [key for key, _ in takewhile(lambda entry: entry[1][1] <= late, self.entries.items())]
+    def overdue(self, now: float, entries: Iterable[tuple[int, tuple[V, float]]] | None = None) -> list[int]:
+        """Keys of the entries that have become older than the timeout since the last call, oldest first.
+
+        ``entries``: a copy, where another thread removes some."""
+        late, before = now - self.timeout, self._late
+        self._late = late
+        old = takewhile(lambda entry: entry[1][1] <= late, self.entries.items() if entries is None else entries)
+        return [key for key, (_, added) in old if added > before]
 
     def expire(self, now: float) -> list[tuple[int, V]]:
         """Remove and return those entries."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.operations.live import lifecycle
@@ -151,24 +150,6 @@ def test_a_rebalance_that_no_longer_fits_gives_the_status_back(world: World) -> 
     assert after.base.status == "ACTIVE" and after.base.workers == 1
     assert after.assignment_at == before.assignment_at
     assert not world.cluster.state.exists(paths.topology(topology_id) + "/rebalance")
-
-
-def test_a_rebalance_whose_code_is_out_of_reach_waits_for_it(world: World) -> None:
-    """No nimbus answers for a moment: that is no reason to give up what was accepted."""
-    topology_id = world.submit("wc")
-    rebalance(world.context(), "wc", workers=2, wait_secs=5, stay=False)
-
-    class Away(LocalBlobStore):
-        def read(self, key: str) -> bytes:
-            raise Unavailable("no nimbus answers")
-
-        def open(self, key: str) -> Any:
-            raise Unavailable("no nimbus answers")
-
-    with pytest.raises(Unavailable, match="no nimbus"):
-        finish_rebalance(world.context(blobs=Away(world.blobs.directory)), topology_id)
-    assert view_of(world).base.status == "REBALANCING"
-    assert finish_rebalance(world.context(), topology_id).outcome == "assigned"
 
 
 def test_tasks_that_are_fixed_are_only_regrouped(world: World) -> None:

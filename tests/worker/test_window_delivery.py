@@ -268,3 +268,92 @@ def test_results_at_a_killed_worker_are_sent_again_at_once(tmp_path: Path) -> No
         assert Keeps.seen == [[1], [1]] and workers.errors == []
     finally:
         workers.close()
+
+
+class AsMany(WindowedBolt):
+    window = Window.tumbling(count=1)
+    outputs = ["n"]
+
+    def process_window(self, window: TupleWindow) -> None:
+        for _ in range(window.tuples[0].values[0]):
+            self.emit([1])
+
+
+class Batches(Bolt):
+    """Acks all that waits every ten seconds, as a sink that writes files, unless its system is away."""
+
+    auto_ack = False
+    config = {"topology.tick.tuple.freq.secs": 10}
+    away: ClassVar[bool] = False
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.waiting: list[Tuple] = []
+        self.sizes: list[int] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.waiting.append(tup)
+
+    def process_tick(self, tup: Tuple) -> None:
+        if not Batches.away:
+            self.sizes.append(len(self.waiting))
+            for waiting in self.waiting:
+                self.ack(waiting)
+            self.waiting = []
+
+
+class Batched(Topology):
+    numbers = Numbers.spec()
+    many = AsMany.spec(inputs=[numbers])
+    batches = Batches.spec(inputs=[many])
+
+
+def test_a_reader_that_acks_in_batches_gets_larger_ones_also_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TopologyHarness(Batched, {"numbers": [[6 * MANY]]}, conf=PLAIN, simulated=True) as harness:
+        harness.advance(62)
+        batches = harness.tasks("batches")[0]
+        assert sum(batches.sizes) == 6 * MANY and max(batches.sizes) > 2 * MANY, batches.sizes
+        monkeypatch.setattr(Batches, "away", True)
+        harness.give("numbers", [6 * MANY])
+        harness.advance(100)
+        monkeypatch.setattr(Batches, "away", False)
+        batches.sizes.clear()
+        harness.advance(150)
+        assert unfinished(harness) == {} and max(batches.sizes) > MANY, batches.sizes
+
+
+class Told(WindowedBolt):
+    """Tells Dagster of each window."""
+
+    window = Window.tumbling(count=1)
+    outputs = ["n"]
+
+    def process_window(self, window: TupleWindow) -> None:
+        self.dagster.materialize("daily")
+        self.emit(window.tuples[0].values)
+
+
+class Reads(Bolt):
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.seen: list[int] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.seen.append(tup.values[0])
+
+
+class Telling(Topology):
+    numbers = Numbers.spec()
+    many = Told.spec(inputs=[numbers])
+    reads = Reads.spec(inputs=[many])
+
+
+def test_rows_of_windows_flow_while_dagster_is_away() -> None:
+    with TopologyHarness(Telling, {"numbers": []}, conf=PLAIN, simulated=True) as harness:
+        harness.dagster_up = False
+        harness.run()
+        for number in range(36):
+            harness.give("numbers", [number])
+            harness.advance(5)
+        assert harness.tasks("reads")[0].seen == list(range(36))
+        harness.dagster_up = True
+        harness.advance(60)
+        assert unfinished(harness) == {}, "Dagster has all events"

@@ -214,7 +214,9 @@ def finish_due(
         except (StormDagsterError, OSError) as error:
             failed[action.topology_id] = str(error)
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
-    changing = any(topology.base.status in ("UPGRADING", "ROLLBACK") for topology in view.topologies.values())
+    changing = not late_secs and any(
+        topology.base.status in ("UPGRADING", "ROLLBACK") for topology in view.topologies.values()
+    )
     ended = advance_upgrades(ctx, view=view) if changing else []
     done += [DoneAction("upgrade", each.topology_id, each.name, each.outcome) for each in ended]
     return DueResult(tuple(done), failed, seen)

@@ -26,6 +26,7 @@ from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import plan_or_raise, write_reasons
 from storm_dagster.operations.transactions import (
+    ReplyLost,
     announce,
     append_assignment,
     bump_assignments_version,
@@ -235,13 +236,15 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         transaction = ctx.cluster.fenced(epoch)
         if found is not None:
             transaction.delete(path, found[1].version)
-        runnable = load_runnable(ctx, topology)  # It may be out of reach for now, which is no reason to give up.
         try:
-            plan = _plan(ctx, view, topology, runnable, wanted)
+            plan = _plan(ctx, view, topology, load_runnable(ctx, topology), wanted)
         except (Unavailable, InvalidRequest, Conflict) as error:
-            abandoned[:] = [error]
             transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
-            commit(ctx, transaction, "abandon_rebalance")
+            try:
+                commit(ctx, transaction, "abandon_rebalance")
+            except ReplyLost:
+                abandoned[:] = [error]
+                raise
             raise
         after = after.model_copy(update={"workers": wanted.workers, "executors": wanted.executors})
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)

@@ -185,9 +185,7 @@ class SpoutBase(Runner):
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
         super().on_clock(now)
-        if not self.failed:
-            # Those of the last time may not be taken yet: its program does not start.
-            self.failed += self.pending.overdue(now)
+        self.failed += self.pending.overdue(now)
 
 
 class SpoutRunner(SpoutBase):

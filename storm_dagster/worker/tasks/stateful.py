@@ -336,8 +336,10 @@ class StateDriver:
 
     def has_pending_acks(self) -> bool:
         """Whether acks wait for a checkpoint, or results for those before them, which are complete."""
-        windows = self.windows
-        return self._unsaved() or self._saving or bool(windows and windows.to_send and windows.results.acked)
+        return self._unsaved() or self._saving or self._results_wait()
+
+    def _results_wait(self) -> bool:
+        return self.windows is not None and bool(self.windows.to_send and self.windows.results.acked)
 
     def _unsaved(self) -> bool:
         return bool(self.pending_acks) or (self.windows is not None and self.windows.changed)
@@ -345,7 +347,7 @@ class StateDriver:
     def idle_secs(self) -> float | None:
         """Seconds until :meth:`on_idle` takes a checkpoint, or sends results; ``None``: there are none."""
         if not self._unsaved():
-            return _PAUSE_SECS if self.windows is not None and self.windows.to_send else None
+            return _PAUSE_SECS if self._results_wait() else None
         return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic())
 
     def on_idle(self) -> bool:

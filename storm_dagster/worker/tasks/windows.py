@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,7 +34,7 @@ class ResultTracker:
         self._runner = runner
         self.task_id = runner.task_id
         self.pending: PendingMap[Any] = PendingMap(float(runner.conf.get("topology.message.timeout.secs") or 30))
-        """Root -> (number of the result, how many tuples and events it has, tree)."""
+        """Root -> (number of the result, how many tuples it has, tree)."""
         self.delayed = False
         """Whether back pressure stops the task, or a spout before it (:class:`Pressure`)."""
         self.acked: deque[int] = deque()
@@ -44,15 +43,15 @@ class ResultTracker:
         self.lost = self.failed
         """A result is sent again, whatever became of it."""
 
-    def send(self, number: int, emitted: Sequence[Any]) -> None:
-        """Send the tuples and events of a result: ``[stream, values, direct task]``, an event has no stream.
+    def send(self, number: int, emitted: Sequence[Any], size: int) -> None:
+        """Send the tuples (``size``) and events of a result: ``[stream, values, direct task]``, an event has no stream.
 
         A tuple that cannot be sent is reported, and the result is sent again after the message timeout."""
         runner = self._runner
         shared, component = runner.shared, runner.component
         root = next_edge() or 1
         tree = Tree(1, root, 0, self) if shared.acker_tasks else None
-        self.pending.add(root, (number, len(emitted), tree), shared.clock())
+        self.pending.add(root, (number, size, tree), shared.clock())
         try:
             for stream, values, direct_task in emitted:
                 if stream is None:
@@ -73,23 +72,18 @@ class ResultTracker:
 
     def on_clock(self, now: float) -> None:
         """Fail the trees that have timed out."""
-        if self.failed:
-            # The thread may be stuck: it has not taken those of the last time yet.
-            return
         # A copy: the bolt's thread removes entries.
-        late, entries = now - self.pending.timeout, list(self.pending.entries.items())
-        self.failed += [root for root, _ in takewhile(lambda entry: entry[1][1] <= late, entries)]
+        self.failed += self.pending.overdue(now, list(self.pending.entries.items()))
 
     def take(self) -> list[tuple[int, int, bool, float]]:
-        """(number, size, whether its tree is complete, time that it took as a share of the message timeout) of the
-        results that were acked or failed since the last call."""
+        """(number, size, whether its tree is complete, clock at which it was sent) of the results that were acked or
+        failed since the last call."""
         found: list[tuple[int, int, bool, float]] = []
-        now, timeout = self._runner.shared.clock(), self.pending.timeout
         for roots, acked in ((self.acked, True), (self.failed, False)):
             while roots:
                 entry = self.pending.pop(roots.popleft())
                 if entry is not None:
-                    found.append((*entry[0][:2], acked, (now - entry[1]) / timeout))
+                    found.append((*entry[0][:2], acked, entry[1]))
         return found
 
 
@@ -105,8 +99,8 @@ _PULSE_MS = 1000
 """Most time between two pulses that counts as silence of the sources: in a longer one the task itself did not run."""
 _SLICE = 10
 """Most tuples of a result. What a window emits is as many results as that takes, each with a tree of its own."""
-_FIRST_IN_FLIGHT = 1000
-"""Tuples in flight before it is known how fast the readers are."""
+_FIRST_IN_FLIGHT, _LEAST_IN_FLIGHT = 1000, 100
+"""Tuples in flight before it is known how fast the readers are, and while they finish nothing in time."""
 
 
 class WindowDriver:
@@ -134,6 +128,8 @@ class WindowDriver:
         self._late_count, self._late_logged_at = 0, -_LATE_LOG_MS
         self._emitted: list[msgspec.Raw] | None = None
         """What the window in process has emitted."""
+        self._reported: list[msgspec.Raw] = []
+        """Its events for Dagster."""
         self.changed = False
         """Whether the next checkpoint has anything of the windows."""
         self.staged: list[tuple[Tuple, int, Any, int, msgspec.Raw]] = []
@@ -147,9 +143,9 @@ class WindowDriver:
         """Saved results that wait to be sent."""
         self._failed: list[int] = []
         """Results that the next pulse sends again."""
-        self._in_flight = 0
-        """Tuples and events of the results that are sent and not complete."""
-        self._most_in_flight = _FIRST_IN_FLIGHT
+        self._in_flight, self._slowed_at = 0, -1.0
+        """Tuples of the results that are sent and not complete; clock at which fewer were allowed for the last time."""
+        self._most_in_flight: float = _FIRST_IN_FLIGHT
         """As many as the readers finish long before the message timeout: else all would be sent again, for ever."""
         self.closing = False
 
@@ -231,7 +227,7 @@ class WindowDriver:
         stream = self.shape.late_stream
         if stream is not None:
             values = encode_value([list(tup.values), tup.component, tup.stream], stream)
-            self._add_result([join_encoded([stream, values, None])])
+            self._add_results([join_encoded([stream, values, None])])
             return
         now = self.runner.shared.now_ms()
         if now - self._late_logged_at >= _LATE_LOG_MS:
@@ -272,14 +268,14 @@ class WindowDriver:
         now = self.runner.shared.now_ms()
         while now >= self._retry_at and (pane := windows.due()) is not None:
             bolt._begin()
-            emitted = self._emitted = []
+            emitted, reported = self._emitted, self._reported = [], []
             try:
                 times = (pane.start_ms, pane.end_ms)
                 # Copies: the pane comes again if this raises.
                 bolt.process_window(TupleWindow([*pane.items], [*pane.new], [*pane.expired], *times, pane.key))
             except Exception as error:
                 bolt._undo()
-                emitted = []
+                emitted, reported = [], []
                 self._tries += 1
                 given_up = bolt.window_tries is not None and self._tries >= bolt.window_tries
                 then = f": dropped with {len(pane.items)} tuples" if given_up else ""
@@ -293,8 +289,8 @@ class WindowDriver:
             self._pause_ms, self._tries = 100, 0
             windows.done()
             self.changed = True
-            if emitted:
-                self._add_result(emitted)
+            self._add_results(emitted)
+            self._add_results(reported)
         self._end_tuples()
 
     def _end_tuples(self) -> None:
@@ -326,9 +322,9 @@ class WindowDriver:
             self._report_event(event, anchors)
         else:
             document = encode_value(msgspec.to_builtins(event), event.asset)
-            self._emitted.append(join_encoded([None, document, None]))
+            self._reported.append(join_encoded([None, document, None]))
 
-    def _add_result(self, emitted: list[msgspec.Raw]) -> None:
+    def _add_results(self, emitted: list[msgspec.Raw]) -> None:
         for at in range(0, len(emitted), _SLICE):
             self._contents.results[self._next_result] = join_encoded(emitted[at : at + _SLICE])
             self.unsent.append(self._next_result)
@@ -340,22 +336,29 @@ class WindowDriver:
 
     def _send(self, number: int) -> None:
         emitted = decode_value(self._contents.results[number])
-        self._in_flight += len(emitted)
-        self.runner.call_in_loop(lambda: self.results.send(number, emitted))
+        # Events wait for Dagster, which may be away: they keep no tuple from being sent.
+        size = sum(stream is not None for stream, *_ in emitted)
+        self._in_flight += size
+        self.runner.call_in_loop(lambda: self.results.send(number, emitted, size))
 
     def collect(self) -> None:
         """Take the results whose trees are complete or failed, and send what waits, as far as the readers take it."""
-        for number, size, acked, share in self.results.take():
+        now, timeout = self.runner.shared.clock(), self.results.pending.timeout
+        for number, size, acked, sent_at in self.results.take():
             self._in_flight -= size
+            share = (now - sent_at) / timeout
             if not acked:
                 self._failed.append(number)
-                if share >= 1:
-                    self._most_in_flight = max(1, self._most_in_flight // 2)
+                if size and share >= 1 and sent_at > self._slowed_at:
+                    # Once for all that were under way at the same time.
+                    self._slowed_at = now
+                    self._most_in_flight = max(_LEAST_IN_FLIGHT, self._most_in_flight / 2)
             elif self._contents.results.pop(number, None) is not None:
                 self._confirmed.append(number)
                 self.changed = True
-                if self.to_send and share < 0.25:
-                    self._most_in_flight += size
+                if self.to_send and share < 0.5:
+                    # By less when twice as many would only just be in time.
+                    self._most_in_flight += size if share < 0.25 else size / 2
         self._send_waiting()
 
     # -- checkpoints --------------------------------------------------------------------------------------
