@@ -40,12 +40,19 @@ def _ip(*arguments: str, check: bool = True) -> None:
         raise Unavailable(f"`ip {' '.join(arguments)}` fails: {done.stderr.strip()}: is this root, on Linux?")
 
 
+def _free_network() -> str:
+    """A network of the range for benchmarks (RFC 2544), its third part from the pid, so that several live side by side:
+    one that is not there, as it may be left by tests that were killed."""
+    there = subprocess.run(["ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True).stdout
+    parts = ((os.getpid() + 61 * again) % 250 + 1 for again in range(250))
+    return next(net for part in parts if f" {(net := f'198.18.{part}')}." not in there)
+
+
 class Network:
     """``size`` hosts on a bridge of this machine. ``name`` (up to 6 characters) sets it apart from others."""
 
     def __init__(self, name: str, size: int) -> None:
-        # A network of the range for benchmarks (RFC 2544), its third part from the pid: several can live side by side.
-        self._net = f"198.18.{os.getpid() % 250 + 1}"
+        self._net = _free_network()
         self._name, self._size = f"{name[:6]}{os.getpid() % 10_000}", size
 
     def __enter__(self) -> Network:
