@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.operations.live import lifecycle
@@ -150,6 +151,21 @@ def test_a_rebalance_that_no_longer_fits_gives_the_status_back(world: World) -> 
     assert after.base.status == "ACTIVE" and after.base.workers == 1
     assert after.assignment_at == before.assignment_at
     assert not world.cluster.state.exists(paths.topology(topology_id) + "/rebalance")
+
+
+def test_who_plans_while_another_one_finishes_has_nothing_left_to_do(world: World) -> None:
+    """A run plans with Spark for a second; in it lifecycle_sensor may do the same rebalance."""
+    topology_id = world.submit("wc")
+    rebalance(world.context(), "wc", workers=2, executors={"split": 3}, wait_secs=5, stay=False)
+    others: list[Any] = []
+
+    def planner(batch: Any) -> Any:
+        if not others:
+            others.append(finish_rebalance(world.context(), topology_id))
+        return plan_placement(batch)
+
+    assert finish_rebalance(world.context(planner=planner), topology_id).outcome == "unchanged"
+    assert others[0].outcome == "assigned" and view_of(world).base.executors["split"] == 3
 
 
 def test_tasks_that_are_fixed_are_only_regrouped(world: World) -> None:

@@ -35,6 +35,7 @@ from storm_dagster.operations.transactions import (
     with_change,
 )
 from storm_dagster.zk.cluster_state import Transaction
+from storm_dagster.zk.transaction import conflict
 
 FINISH_REBALANCE = shared_steps("finish_rebalance", "finish_rebalance", "store.placement.json")
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
@@ -311,7 +312,7 @@ def _apply(
     if plan.table != topology.tasks or not same_workers(topology.assignment, placement):
         tasks = ctx.cluster.state.get_data_with_version(paths.tasks(topology.id))
         if tasks is None or decode_record(TaskTable, tasks[0]) != topology.tasks:
-            raise Conflict(f"the tasks of {topology.id} changed while it was rebalanced: rebalance it again")
+            raise conflict(f"the tasks of {topology.id} changed while it was rebalanced", paths.tasks(topology.id))
         assignment = assignment_of(
             placement,
             topology_id=topology.id,
