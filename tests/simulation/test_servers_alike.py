@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kazoo import exceptions
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.protocol.states import Callback, WatchedEvent, ZnodeStat
 
 from storm_dagster.zk.connection import make_client, multi_read_async
+from storm_rigs.fuzzing import SEARCHING
 from storm_simulation.client import SimulatedClient
 from storm_simulation.ensemble import Ensemble
 from storm_simulation.kernel import Host, Kernel, Process
@@ -236,6 +237,8 @@ def _ranks(zxids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_both_answer_alike(zookeeper_server: str, clients: list[KazooClient], servers: int) -> None:
+    # Each example takes a tenth of a second of two servers.
+    @settings(max_examples=settings().max_examples if SEARCHING else 20)
     @given(_program)
     def alike(program: list[tuple[int, tuple[Any, ...]]]) -> None:
         real = _Real(f"/d-{uuid.uuid4().hex[:12]}", clients, zookeeper_server)

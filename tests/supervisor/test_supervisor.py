@@ -429,7 +429,8 @@ def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Su
 def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
     """Another HOME with what is in this one, but for what tests read."""
     twin = SupervisorRig(tmp_path / "copy", rig.conf, rig.cluster, rig.blobs, rig.python, rig.started)
-    shutil.copytree(rig.home, twin.home)
+    # What is being written meanwhile is renamed under the feet of the copy.
+    shutil.copytree(rig.home, twin.home, ignore=shutil.ignore_patterns("*.tmp"))
     (twin.home / "starts").unlink()
     (twin.home / "supervisor-s1.log").unlink()
     shutil.rmtree(twin.home / "workers")
