@@ -140,7 +140,7 @@ soak: java $(TEST)
 # its output replays a failure: ARGS="--seed 7". ARGS="--mutants" plants bugs, which it must find. ARGS="--secs 240
 # --faults 100000 --kept FILE" runs seeds until there are so many faults, and a hundredth of it of each kind.
 simulate: java $(TEST)
-	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=500 $(PYTEST) -q --timeout 7200 tests/simulation/test_servers_alike.py
+	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=1000 $(PYTEST) -q --timeout 7200 tests/simulation/test_servers_alike.py
 	cd tests/simulation && PYTHONHASHSEED=0 PYTHONPATH=$(CURDIR):$(CURDIR)/tests/rigs $(CURDIR)/$(BIN)/python -m storm_simulation --seeds $(SEEDS) $(ARGS)
 
 # Everything that is generated: EXAMPLES for each property, drawn at random; what fails is repeated the next time.
