@@ -52,11 +52,11 @@ def zk_root() -> str:
 
 @pytest.fixture
 def zk_connect(zookeeper_server: str, zk_root: str) -> Iterator[Callable[..., ZkSession]]:
-    """Opens sessions below the test's root (``session_timeout_ms=4000`` unless given), closed after it."""
+    """Opens sessions below the test's root (``session_timeout_ms=20000`` unless given), closed after it."""
     opened: list[ZkSession] = []
 
     def connect(**options: object) -> ZkSession:
-        settings = {"root": zk_root, "session_timeout_ms": 4000, **options}
+        settings = {"root": zk_root, "session_timeout_ms": 20_000, **options}
         session = ZkSession(zookeeper_server, **settings)
         opened.append(session)
         return session
@@ -95,7 +95,8 @@ def zk_conf(zookeeper_server: str, zk_root: str) -> dict[str, object]:
 @pytest.fixture
 def zk_cluster(zk_conf: dict[str, object]) -> Iterator[StormClusterState]:
     """The cluster state of a new cluster: root, first-level nodes and cluster id exist."""
-    cluster = StormClusterState.open(zk_conf, create_root=True)
+    # What a test writes for its supervisors and workers is gone with its session, which a busy machine must not end.
+    cluster = StormClusterState.open({**zk_conf, "storm.zookeeper.session.timeout": 30_000}, create_root=True)
     yield cluster
     cluster.disconnect()
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -82,9 +83,13 @@ def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -
     steps = Steps("rebalance words")
     steps._started -= 20
     steps.begin("assignment")
+    said: list[str] = []
     with steps:
-        lines = eventually(lambda: capsys.readouterr().err.splitlines(), 10, "a line of progress")
-    assert lines == ["rebalance words", "  ... assignment 0 s"]
+        eventually(
+            lambda: said.append(capsys.readouterr().err) or len("".join(said).splitlines()) >= 2, 60, "two lines"
+        )
+    first, second, *_ = "".join(said).splitlines()
+    assert first == "rebalance words" and re.fullmatch(r"  \.\.\. assignment \d+ s", second)
 
 
 def test_every_command_that_a_module_has_is_a_verb() -> None:
@@ -154,7 +159,7 @@ def test_without_a_cluster_the_conf_that_named_it_is_said(tmp_path: Path) -> Non
     assert "waiting" not in done.err
 
 
-def test_a_cluster_that_is_there_is_waited_for(tmp_path: Path) -> None:
+def test_a_cluster_that_is_there_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any process of HOME, a nimbus that answers, or the cluster's ZooKeeper: its leader comes."""
     home = tmp_path / "home"
     nowhere = {"nimbus.seeds": ["127.0.0.1:1"], "storm.zookeeper.servers": ["127.0.0.1:1"]}
@@ -165,6 +170,8 @@ def test_a_cluster_that_is_there_is_waited_for(tmp_path: Path) -> None:
         return raised.value.message
 
     assert "no cluster is there" in reason(Invocation(home, overrides=nowhere))
+    # Of a server that has just started, on a busy machine.
+    monkeypatch.setattr("storm_dagster.cli.options._PROBE_SECS", 30.0)
     with EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
         named = {**nowhere, "storm.zookeeper.servers": [server.address]}
         assert "has no leading nimbus in reach" in reason(Invocation(home, overrides=named))

@@ -69,7 +69,7 @@ def test_workers_end_before_a_supervisor_can_react(tmp_path: Path, start: Start)
     start("NAME = 'supervisor'" + note + SLEEP, "supervisor", "s1")
     start("NAME = 'worker'" + note + SLEEP, "worker", "s1-6900")
     start("NAME = 'zookeeper'" + note + SLEEP, "zookeeper")
-    assert end_cluster(tmp_path, grace=5.0) == []
+    assert end_cluster(tmp_path, grace=60.0) == []
     assert log.read_text().split() == ["worker", "supervisor", "zookeeper"]
 
 

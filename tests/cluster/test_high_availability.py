@@ -301,12 +301,15 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
     # Everything that was acknowledged is there, once, and nobody else claims to lead.
     with daemons.cluster() as cluster:
         view = cluster.load_view()
-        now = cluster.epoch()
+
+        def epoch_of_who_leads() -> int | None:
+            now = cluster.epoch()
+            return now[0] if now and [daemons.url(id) for id in daemons.leaders()] == [now[1].http] else None
+
+        epoch = eventually(epoch_of_who_leads, 60, "one leader, whose epoch it is")
     assert {view.topologies[id].base.name for id in view.topologies} == {"steady", name}
     assert all(topology.base.status == "ACTIVE" for topology in view.topologies.values())
-    leading = daemons.leaders()
-    assert now is not None and [daemons.url(id) for id in leading] == [now[1].http]
-    if now[0] != known[0]:
+    if epoch != known[0]:
         with daemons.operations(epoch=known[0]) as deposed, pytest.raises(Fenced):
             lifecycle.deactivate(deposed, "steady")
     world.sound()
@@ -318,7 +321,7 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: Avail
     """Requests that wait in its socket are answered with an error by the deposed leader."""
     daemons = world.daemons
     old = daemons.leader()
-    epoch = (daemons.health(old) or {})["epoch"]
+    epoch = eventually(lambda: daemons.health(old), 60, "the leader's health")["epoch"]
     answers: list[httpx.Response] = []
 
     def ask(method: str, path: str, **more: Any) -> None:
@@ -342,7 +345,8 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: Avail
     assert len(answers) == 3
     assert all(answer.status_code in (409, 503) for answer in answers), [a.text for a in answers]
     eventually(lambda: daemons.leaders() == [new], 60, "one leader")
-    assert httpx.head(f"{daemons.url(new)}/v1/blobs/upload.late.archive", trust_env=False).status_code == 404
+    late = httpx.head(f"{daemons.url(new)}/v1/blobs/upload.late.archive", timeout=60, trust_env=False)
+    assert late.status_code == 404
     with daemons.cluster() as cluster:
         assert cluster.load_view().topologies[world.steady].base.status == "ACTIVE"
     world.undisturbed()
@@ -378,16 +382,18 @@ def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unava
     daemons, zookeeper = world.daemons, world.zookeeper
     leader = daemons.leader()
     key = jar_key(world.steady)
-    content = httpx.get(f"{daemons.url(leader)}/v1/blobs/{key}", trust_env=False).content
+    content = httpx.get(f"{daemons.url(leader)}/v1/blobs/{key}", timeout=60, trust_env=False).content
     with daemons.operations() as ctx:
-        lost = [zookeeper.leader(), zookeeper.followers()[0]]
+        lost = [zookeeper.leader(), eventually(zookeeper.followers, 60, "a follower")[0]]
         for server in lost:
             zookeeper.kill(server)
         try:
             eventually(lambda: not daemons.leaders(), 60, "nobody acting as leader")
             for nimbus in daemons.nimbuses:
-                health = daemons.health(nimbus)
-                assert health is not None and health["status"] == "no connection to ZooKeeper"
+                eventually(
+                    lambda nimbus=nimbus: (daemons.health(nimbus) or {}).get("status") == "no connection to ZooKeeper",
+                    60, f"what {nimbus} says of it",
+                )  # fmt: skip
                 blob = httpx.get(f"{daemons.url(nimbus)}/v1/blobs/{key}", timeout=60, trust_env=False)
                 assert blob.status_code == 200 and blob.content == content
             for method, path, body in (

@@ -63,9 +63,12 @@ def positions(harness: TopologyHarness) -> dict[str, Any]:
 
 
 def write(path: Path, text: str, secs: int = 0) -> None:
-    path.write_text(text)
+    """As the class asks for it: under its name it is whole, and with its time."""
+    half = path.with_name(f"_{path.name}.half")
+    half.write_text(text)
     if secs:
-        os.utime(path, (secs, secs))
+        os.utime(half, (secs, secs))
+    half.replace(path)
 
 
 def test_each_file_is_read_once_whatever_its_time_is_and_from_where_it_was_left(tmp_path: Path) -> None:
@@ -235,7 +238,7 @@ def test_a_name_that_is_gone_for_long_is_forgotten(tmp_path: Path, monkeypatch: 
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end"})
         (tmp_path / "a.jsonl").unlink()
         run_until(harness, lambda: positions(harness) == {})
-        (tmp_path / "a.jsonl").write_text("2")
+        write(tmp_path / "a.jsonl", "2")
         run_until(harness, lambda: Use.seen == [1, 2])
 
 
@@ -261,7 +264,7 @@ def test_a_folder_that_cannot_be_listed_is_named_and_its_files_are_not_forgotten
         run_until(harness, lambda: time.monotonic() > until)
         (tmp_path / "back").symlink_to(tmp_path / "away")
         (tmp_path / "back").replace(folder)
-        (folder / "ab.jsonl").write_text("2")
+        write(folder / "ab.jsonl", "2")
         run_until(harness, lambda: positions(harness) == {"a.jsonl": "end", "ab.jsonl": "end"})
     assert Use.seen == [1, 2]
 

@@ -176,7 +176,7 @@ class Readers:
     def readers(self) -> dict[str, list[int]]:
         """Partition -> tasks that read it, as the statistics show it."""
         name, port = self.slots[ONE]
-        document = ask_worker("127.0.0.1", port, self.rig.live()[name, port].token, "stats")
+        document = ask_worker("127.0.0.1", port, self.rig.live()[name, port].token, "stats", 20)
         found: dict[str, list[int]] = {}
         for task, entry in document["tasks"].items():
             for partition in (

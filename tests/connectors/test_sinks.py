@@ -228,9 +228,15 @@ def test_a_sink_that_is_away_is_told_once_a_minute_and_holds_its_tuples_back() -
     with TopologyHarness(
         Often, {"numbers": rows}, simulated=True, conf={"topology.message.timeout.secs": 900}
     ) as harness:
-        for _ in range(24):
+
+        def five_seconds() -> list[tuple[str, BaseException]]:
             harness.clock.secs += 5  # type: ignore[union-attr]
             harness.engine.run(harness.shared.clock())
+            return harness.errors
+
+        eventually(five_seconds, 60, "what is said of the sink", interval=0.1)
+        for _ in range(24):
+            five_seconds()
             time.sleep(0.02)
         tasks = harness.tasks("write")
         assert (

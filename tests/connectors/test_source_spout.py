@@ -125,7 +125,7 @@ def run_until(harness: TopologyHarness, condition: Callable[[], Any]) -> Any:
         harness.engine.run(harness.shared.clock())
         return condition()
 
-    return eventually(turn, 10, interval=0.001)
+    return eventually(turn, 60, interval=0.001)
 
 
 def stored(harness: TopologyHarness) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
 from storm_dagster.testing.cluster import run_cli
+from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.dagster_results import shown
 from storm_rigs.dagster_world import DagsterWorld, PlainPlanner, make_world
@@ -80,13 +81,18 @@ def test_every_check_passes_on_a_sound_cluster(world: DagsterWorld) -> None:
 
 
 def test_exposures_are_those_of_doctor_with_their_remedies(world: DagsterWorld) -> None:
-    evaluation = check(world, EXPOSURES_CHECK)
+    def evaluated() -> tuple[dg.AssetCheckEvaluation, list[dict[str, Any]]] | None:
+        evaluation = check(world, EXPOSURES_CHECK)
+        listed = run_cli("doctor", "--security", "--json", home=world.home).document["findings"]
+        rows = [record.data for record in shown(evaluation)["findings"]]
+        alike = [(row["check"], row["state"], row["found"], row["remedy"] or None) for row in rows] == [
+            (row["check"], row["state"], row["found"], row["mend"]) for row in listed
+        ]
+        return (evaluation, listed) if alike else None
+
+    # Each gives ZooKeeper a second to tell its version.
+    evaluation, listed = eventually(evaluated, 60, "the findings of doctor")
     assert not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.WARN
-    listed = run_cli("doctor", "--security", "--json", home=world.home).document["findings"]
-    rows = [record.data for record in shown(evaluation)["findings"]]
-    assert [(row["check"], row["state"], row["found"], row["remedy"] or None) for row in rows] == [
-        (row["check"], row["state"], row["found"], row["mend"]) for row in listed
-    ]
     exposed = [row for row in listed if row["state"] != "ok"]
     assert shown(evaluation)["exposures"] == len(exposed)
     assert {"callers", "ZooKeeper", "workers"} <= {row["check"] for row in exposed}

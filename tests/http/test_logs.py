@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from storm_dagster.http.logs import search
 from storm_rigs.served_logs import Served
 
 TEN_GB = 10 * 2**30
@@ -35,6 +36,13 @@ def test_show_log_gives_the_size_and_the_end_of_the_file(served: Served) -> None
     assert (part.status_code, part.content) == (206, b"last\n")
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search ends by what it read, not by the time that this machine took."""
+    monkeypatch.setattr(search, "_SECS", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_file_of_ten_gigabytes_is_read_by_pages(served: Served) -> None:
     path = served.logs / "big.log"
     with path.open("wb") as stream:
@@ -48,8 +56,8 @@ def test_a_file_of_ten_gigabytes_is_read_by_pages(served: Served) -> None:
     found = view(served, cmd="searchLog", file="big.log", key="end", max_match=1).json()
     assert list(found["match_results"]) == [str(TEN_GB - 4)]
     budget = view(served, cmd="searchLog", file="big.log", key="absent").json()
-    # After 128 MiB, or after two seconds.
-    assert budget["num_match"] == 0 and 2**20 < budget["next_offset"] <= 128 * 2**20
+    # After 128 MiB; or after two seconds, were it slower.
+    assert budget["num_match"] == 0 and 2**27 - 100 < budget["next_offset"] <= 2**27
     assert served.http.get("/api/v1/daemonlog", params={"file": "big.log"}).status_code == 200
     path.unlink()
 
@@ -186,6 +194,7 @@ def test_encodings_and_cut_characters(served: Served) -> None:
     assert list(raw["match_results"]) == ["7", "18", "29"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_search_goes_both_ways_with_context_and_a_limit(served: Served) -> None:
     lines = [f"line {number} {'Boom' if number % 10 == 0 else 'fine'}\n" for number in range(40_000)]
     (served.logs / "words.log").write_text("".join(lines))

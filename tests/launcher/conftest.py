@@ -11,6 +11,7 @@ import pytest
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 
+from storm_dagster.launcher import wire
 from storm_dagster.launcher.wire import RUN_ROLE
 from storm_dagster.model.processes import RunFile
 from storm_rigs.warm_runs import MODULE, Place
@@ -83,6 +84,8 @@ def made_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORM_DAGSTER_HOME", str(folder / "home"))
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "yes")
+        # A second is long enough for users, for whom a run then starts the stock way; these tests ask for the other one.
+        patch.setattr(wire, "ANSWER_SECS", 30.0)
         target = ModuleTarget(MODULE, None, str(folder / "code"), None)
         with (
             dg.DagsterInstance.from_config(str(folder / "dagster")) as instance,

@@ -78,7 +78,7 @@ def test_a_fork_that_is_held_after_go_obeys_it(held: str) -> None:
         if held == "before it reads":
             os.kill(os.getpid(), signal.SIGSTOP)
         fork = LineConnection(theirs)
-        state = next_fork("waiting", fork.await_message("go", 0.3))
+        state = next_fork("waiting", fork.await_message("go", 3.0 if held == "while it reads" else 30.0))
         if state == "leaving":
             fork.refuse_more()
             state = next_fork(state, fork.await_message("go", 0.0))
@@ -91,7 +91,10 @@ def test_a_fork_that_is_held_after_go_obeys_it(held: str) -> None:
         os.waitpid(pid, os.WUNTRACED)
     launcher.send(GO)
     if held != "not":
-        assert next_launcher("said", launcher.await_message("started", 0.5)) == "launched"
+        assert (
+            next_launcher("said", launcher.await_message("started", 3.5 if held == "while it reads" else 0.5))
+            == "launched"
+        )
     launcher.close()
     os.kill(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

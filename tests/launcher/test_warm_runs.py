@@ -10,7 +10,7 @@ import signal
 import dagster as dg
 import pytest
 
-from storm_dagster.launcher import run_launcher
+from storm_dagster.launcher import run_launcher, wire
 from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.wire import SOCKET, WARM_TAG, LineConnection, here, listen, run_records
 from storm_dagster.model.processes import run_dir
@@ -197,7 +197,8 @@ def test_code_that_does_not_load_is_waited_for(place: Place) -> None:
     assert place.started_warm(run_id)
 
 
-def test_a_process_that_does_not_answer_holds_no_run_up(place: Place) -> None:
+def test_a_process_that_does_not_answer_holds_no_run_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "ANSWER_SECS", 1.0)
     place.kill_warm()
     deaf = listen(place.home)
     try:

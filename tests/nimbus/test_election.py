@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import httpx
 import pytest
@@ -54,13 +55,20 @@ def test_of_three_on_one_host_exactly_one_acts(nimbuses: Nimbuses, state: Callab
         address = leader.health()["address"]
         assert watcher.get_data(paths.NIMBUS_MASTER) == address.encode()
         assert [nimbus.id for nimbus in running if nimbus.health()["leader"]] == found
-        followers = watcher.find_children(paths.NIMBUS_SLAVE)
-        assert followers == sorted(nimbus.health()["address"] for nimbus in running if nimbus is not leader)
-        assert watcher.find_children(paths.NIMBUS_SLAVE_DETAIL) == followers
-        for nimbus in running:
-            if nimbus is not leader:
-                refused = httpx.put(f"{nimbus.url}/v1/blobs/k", content=b"x", timeout=20, trust_env=False)
-                assert refused.status_code == 503 and address in refused.json()["error"]["message"]
+        others = [nimbus for nimbus in running if nimbus is not leader]
+        followers = sorted(nimbus.health()["address"] for nimbus in others)
+        # It acts before it is off the list of followers, and before the others have heard of it.
+        for parent in (paths.NIMBUS_SLAVE, paths.NIMBUS_SLAVE_DETAIL):
+            listed = partial(watcher.find_children, parent)
+            eventually(lambda: listed() == followers, 60, f"all others below {parent}")  # noqa: B023
+
+        def refused(url: str) -> bool:
+            answer = httpx.put(f"{url}/v1/blobs/k", content=b"x", timeout=20, trust_env=False)
+            assert answer.status_code == 503
+            return address in answer.json()["error"]["message"]  # noqa: B023
+
+        for nimbus in others:
+            eventually(partial(refused, nimbus.url), 60, "the address of the leader")
         epochs.append(leader.health()["epoch"])
         leader.stop()
         running.remove(leader)

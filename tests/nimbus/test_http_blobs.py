@@ -196,7 +196,7 @@ def test_other_host_names_and_origins_are_refused(http: httpx.Client, nimbus: Ru
 
 
 def test_an_idle_upload_expires(nimbuses: Nimbuses) -> None:
-    nimbus = nimbuses.start("n9", nimbus__file__copy__expiration__secs=1).await_leading()
+    nimbus = nimbuses.start("n9", nimbus__file__copy__expiration__secs=4).await_leading()
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
         assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201

@@ -43,7 +43,8 @@ def topology(port: int, *, live: bool = True) -> TopologyView:
     )
 
 
-def test_the_topology_master_is_asked() -> None:
+def test_the_topology_master_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storm_dagster.nimbus.requests.topology_stats._ANSWER_SECS", 30.0)
     context: Any = zmq.Context()
     router = context.socket(zmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")

@@ -31,7 +31,9 @@ def zk_worlds(zookeeper_server: str, tmp_path: Path) -> Iterator[Callable[..., W
             "storm.zookeeper.session.timeout": 4000,
             **(more or {}),
         }
-        opened.append(StormClusterState.open(conf, create_root=True))
+        # What it writes for supervisors and workers lives as long as its session.
+        lasting = {"storm.zookeeper.session.timeout": 30_000}
+        opened.append(StormClusterState.open({**conf, **lasting}, create_root=True))
         blobs = LocalBlobStore(tmp_path / f"blobs-{len(opened)}")
         made = World(opened[-1], blobs, {**conf, "task.cleanup.timeout.sec": 0})
         made.lead()

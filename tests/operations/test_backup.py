@@ -36,12 +36,12 @@ def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path) -> None
             "storm.zookeeper.servers": [server.host],
             "storm.zookeeper.port": server.port,
             "storm.zookeeper.root": "/storm",
-            "storm.zookeeper.session.timeout": 2000,
+            "storm.zookeeper.session.timeout": 10_000,
         }
         cluster = StormClusterState.open(conf, create_root=create)
         return World(cluster, LocalBlobStore(blobs), conf)
 
-    with EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
+    with EmbeddedZooKeeper(tmp_path / "zookeeper", durable=False) as server:
         world = world_on(server, tmp_path / "blobs", create=True)
         mixed_cluster.build(world)
         saved, view = mixed_cluster.documents(world.cluster.state), world.cluster.load_view()
@@ -60,7 +60,7 @@ def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path) -> None
         assert restored.cluster.cluster_id() == view.cluster_id
         assert kept_of(mixed_cluster.documents(restored.cluster.state)) == kept_of(saved)
         # Sessions of before end by their timeout, and take supervisors and workers with them.
-        eventually(lambda: not restored.cluster.load_view().supervisors, 20)
+        eventually(lambda: not restored.cluster.load_view().supervisors, 90)
         assert not restored.cluster.live_workers(next(iter(view.topologies)))
         again = restored.cluster.load_view()
         assert (again.epoch, again.assignments_version) == (view.epoch, view.assignments_version)

@@ -250,7 +250,7 @@ def closed_site(closed: tuple[str, int]) -> str:
 
 @pytest.mark.dagster
 def test_dagster_itself_is_behind_the_guard(site: str) -> None:
-    with httpx.Client(base_url=site, trust_env=False) as client:
+    with httpx.Client(base_url=site, timeout=60, trust_env=False) as client:
         assert client.post("/graphql", json={"query": "{version}"}).json()["data"]["version"]
         page = client.get("/")
         assert page.status_code == 200 and "nonce-" in page.headers["content-security-policy"]

@@ -270,7 +270,7 @@ def test_the_socket_of_warm_runs(tmp_path: Path) -> None:
         forks = psutil.Process(warm.pid)
         # Only this user gets there, and a launcher that is not answered starts its run the stock way. Each connection
         # has a process, which does not outlive it for long.
-        fuzz(Listener("warm runs", warm.pid, connect, launcher_messages, ask, held=8, pause=0.3 if SEARCHING else 0.6))
+        fuzz(Listener("warm runs", warm.pid, connect, launcher_messages, ask, held=8, pause=0.3 if SEARCHING else 1.5))
         eventually(lambda: not forks.children(), 60, "the end of the forks")
     finally:
         warm.terminate()

@@ -108,7 +108,10 @@ def test_a_cluster_over_tls(conf: Callable[..., dict[str, Any]]) -> None:
         state.register(lambda kind, path: seen.append(path))
         state.get_data("/tasks/a-1-1", watch=True)
         cluster.session.drop_link()
-        assert state.get_data("/tasks/a-1-1", watch=True) == large, "the same session, in a new connection"
+        again = eventually(
+            lambda: state.get_data("/tasks/a-1-1", watch=True), 60, "a connection", ignore=(Unavailable,)
+        )
+        assert again == large, "the same session, in a new connection"
         state.set_data("/tasks/a-1-1", b"small")
         eventually(lambda: "/tasks/a-1-1" in seen, what="the event")
 

@@ -22,7 +22,7 @@ from storm_simulation.kernel import Host, Kernel, Process
 from storm_simulation.links import Links
 from storm_simulation.threads import THREADS
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(600)]
 
 _SESSIONS = 3
 _NAMES = ("/a", "/a/b", "/a/b/c", "/a/d", "/e", "/e0000000000", "/e0000000001", "/a/b0000000001")

@@ -67,7 +67,7 @@ def take(endpoint: BatchEndpoint) -> tuple[str, list[Any]]:
             found.append((row[0], row[2]))
         return bool(found)
 
-    eventually(one, timeout=10, what="a row")
+    eventually(one, timeout=60, what="a row")
     return found[0]
 
 
@@ -83,7 +83,7 @@ def test_spark_is_told_only_after_the_last_row_is_acked(endpoint: BatchEndpoint)
     assert endpoint.batches_done == 0
     assert not delivery.returned
     endpoint.ack(rows[-1][0])
-    eventually(lambda: delivery.returned, timeout=10, what="the batch")
+    eventually(lambda: delivery.returned, timeout=60, what="the batch")
     assert delivery.error is None
     assert endpoint.batches_done == 1
 
@@ -96,13 +96,13 @@ def test_a_failed_row_is_dealt_again(endpoint: BatchEndpoint) -> None:
     again = take(endpoint)
     assert again == second
     endpoint.ack(again[0])
-    eventually(lambda: delivery.returned, timeout=10, what="the batch")
+    eventually(lambda: delivery.returned, timeout=60, what="the batch")
     assert delivery.error is None
 
 
 def test_an_empty_batch_is_done_at_once(endpoint: BatchEndpoint) -> None:
     delivery = Delivery(endpoint, WORDS.slice(0, 0))
-    eventually(lambda: delivery.returned, timeout=10, what="the batch")
+    eventually(lambda: delivery.returned, timeout=60, what="the batch")
     assert delivery.error is None
 
 
@@ -120,7 +120,7 @@ def test_closing_makes_spark_repeat_the_batch() -> None:
     delivery = Delivery(endpoint, WORDS)
     take(endpoint)
     endpoint.close()
-    eventually(lambda: delivery.returned, timeout=10, what="the function's return")
+    eventually(lambda: delivery.returned, timeout=60, what="the function's return")
     assert delivery.error is not None
 
 
@@ -128,7 +128,7 @@ def test_a_newer_run_replaces_an_open_batch(endpoint: BatchEndpoint) -> None:
     old = Delivery(endpoint, WORDS)
     stale = take(endpoint)
     new = Delivery(endpoint, WORDS.slice(0, 1), batch_id=0)
-    eventually(lambda: old.returned, timeout=10, what="the old run's end")
+    eventually(lambda: old.returned, timeout=60, what="the old run's end")
     assert old.error is not None
     fresh = take(endpoint)
     while fresh[0].split(":")[0] == stale[0].split(":")[0]:
@@ -136,7 +136,7 @@ def test_a_newer_run_replaces_an_open_batch(endpoint: BatchEndpoint) -> None:
     endpoint.ack(stale[0])
     assert not new.returned
     endpoint.ack(fresh[0])
-    eventually(lambda: new.returned, timeout=10, what="the new run's end")
+    eventually(lambda: new.returned, timeout=60, what="the new run's end")
     assert new.error is None
 
 
@@ -149,7 +149,7 @@ def test_a_client_without_the_secret_is_refused_and_harms_nobody(endpoint: Batch
     delivery = Delivery(endpoint, WORDS.slice(0, 1))
     row_id, _ = take(endpoint)
     endpoint.ack(row_id)
-    eventually(lambda: delivery.returned, timeout=10, what="the batch")
+    eventually(lambda: delivery.returned, timeout=60, what="the batch")
     assert delivery.error is None
     silent.close()
 
@@ -172,7 +172,7 @@ def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(endpoint: B
         assert take(other) == dealt[other][0]
         for row_id, _ in dealt[other]:
             other.ack(row_id)
-        eventually(lambda: delivery.returned, timeout=10, what="the batch")
+        eventually(lambda: delivery.returned, timeout=60, what="the batch")
         assert delivery.error is None
         assert (endpoint.batches_done, other.batches_done) == (1, 1)
     finally:
@@ -187,7 +187,7 @@ def test_a_task_that_went_away_or_does_not_know_the_secret_gets_no_rows(endpoint
         delivery = Delivery(endpoint, WORDS, chunk_rows=100)
         for _ in range(8):
             endpoint.ack(take(endpoint)[0])
-        eventually(lambda: delivery.returned, timeout=10, what="the batch")
+        eventually(lambda: delivery.returned, timeout=60, what="the batch")
         assert delivery.error is None
         assert ignorant.take() is None
     finally:
@@ -202,7 +202,7 @@ def test_a_batch_is_repeated_when_one_of_its_tasks_goes_away(endpoint: BatchEndp
     take(endpoint)
     take(other)
     other.close()
-    eventually(lambda: delivery.returned, timeout=10, what="the function's return")
+    eventually(lambda: delivery.returned, timeout=60, what="the function's return")
     assert delivery.error is not None, "Spark must not commit"
 
 
@@ -211,13 +211,13 @@ def test_untrusted_clients_keep_no_batch_out(endpoint: BatchEndpoint, monkeypatc
     monkeypatch.setattr(spark_bridge, "_PROOF_SECS", 1.0)
     silent = [socket.create_connection((endpoint.host, endpoint.port), timeout=20) for _ in range(60)]
     try:
-        eventually(lambda: len(endpoint._unknown) <= 16, timeout=10, what="sixteen unknown connections at most")
+        eventually(lambda: len(endpoint._unknown) <= 16, timeout=60, what="sixteen unknown connections at most")
         batch = Delivery(endpoint, WORDS)
         for _ in range(8):
             endpoint.ack(take(endpoint)[0])
-        eventually(lambda: batch.returned, timeout=10, what="the acked batch")
+        eventually(lambda: batch.returned, timeout=60, what="the acked batch")
         assert batch.error is None
-        eventually(lambda: not endpoint._unknown, timeout=10, what="the end of the last unknown connection")
+        eventually(lambda: not endpoint._unknown, timeout=60, what="the end of the last unknown connection")
         # Single bytes of an answer do not prolong it.
         dripping = socket.create_connection((endpoint.host, endpoint.port), timeout=20)
         silent.append(dripping)
@@ -229,7 +229,7 @@ def test_untrusted_clients_keep_no_batch_out(endpoint: BatchEndpoint, monkeypatc
                 return True
             return False
 
-        eventually(ended, timeout=10, what="the end of one that sends slowly")
+        eventually(ended, timeout=60, what="the end of one that sends slowly")
     finally:
         for each in silent:
             each.close()

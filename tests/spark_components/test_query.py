@@ -211,6 +211,7 @@ def test_a_function_gets_each_batch_with_its_id_and_its_error_is_the_components(
     assert [(out / name).read_text() for name in "01"] == ["one\ntwo", "three"]
 
 
+@pytest.mark.long
 def test_a_python_process_of_sparks_that_starts_slowly_is_no_error(
     make: Callable[..., Any], tmp_path: Path, spark_server: SparkServer
 ) -> None:

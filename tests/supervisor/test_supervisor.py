@@ -48,7 +48,7 @@ def rig(
     yield rig
     for process in rig.started:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
     for start in rig.starts():
         arguments = Path(f"/proc/{start['pid']}/cmdline")
         if arguments.exists() and str(home).encode() in arguments.read_bytes():
@@ -164,7 +164,7 @@ def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed
     rig.assign("bad-1-1", 6900)
     rig.assign("good-2-2", 6901)
     first = rig.supervisor()
-    eventually(lambda: len(rig.starts("bad-1-1")) == 4, what="four starts (0, 1, 2 s apart)")
+    eventually(lambda: len(rig.starts("bad-1-1")) >= 4, 60, "four starts (0, 1, 2 s apart)")
     assert len(rig.starts("good-2-2")) == 1
     assert rig.blobs.gets("bad-1-1-stormjar.jar") == 1
 
@@ -172,13 +172,14 @@ def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed
         state = json.loads((rig.home / "supervisor/s1/localstate/state.json").read_text())["state"]
         return next(slot["crashes"] for slot in state["wanted"] if slot["port"] == 6900)
 
-    eventually(lambda: crashes() == 4, what="the crashes on disk", ignore=(OSError, StopIteration))
+    eventually(lambda: crashes() >= 4, 60, "the crashes on disk", ignore=(OSError, StopIteration))
     # The back-off goes on where it was when the supervisor is started again.
     first.kill()
-    first.wait(timeout=10)
+    first.wait(timeout=60)
+    before = crashes()
     rig.supervisor()
-    eventually(lambda: crashes() == 5, what="the next crash", ignore=(OSError, StopIteration))
-    assert len(rig.starts("bad-1-1")) == 5 and len(rig.starts("good-2-2")) == 1
+    eventually(lambda: crashes() == before + 1, 120, "the next crash", ignore=(OSError, StopIteration))
+    assert before >= 4 and len(rig.starts("bad-1-1")) == before + 1 and len(rig.starts("good-2-2")) == 1
 
 
 def test_a_superseded_worker_is_no_crash(rig: SupervisorRig) -> None:
@@ -212,7 +213,7 @@ def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them
     eventually(lambda: rig.info(), what="a heartbeat")
     before = rig.running()
     first.kill()
-    first.wait(timeout=10)
+    first.wait(timeout=60)
     assert rig.running() == before
     os.kill(before[6901], signal.SIGKILL)  # dies unseen
     rig.supervisor()
@@ -239,7 +240,7 @@ def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: SupervisorRig, da
     eventually(lambda: state.exists() and b'"pid"' in state.read_bytes(), what="the state file")
     before = rig.running()
     first.kill()
-    first.wait(timeout=10)
+    first.wait(timeout=60)
     raw = state.read_bytes()
     if damage == "removed":
         state.unlink()
@@ -329,12 +330,12 @@ def test_a_restart_replaces_each_worker_once_also_one_asked_for_while_the_superv
     rig.assign("wc-1-1", 6900, 6901, restarts=1)
     before = eventually(lambda: replaced(before), what="new processes in both slots")
     first.kill()
-    first.wait(timeout=10)
+    first.wait(timeout=60)
     rig.assign("wc-1-1", 6900, 6901, restarts=2)
     second = rig.supervisor()
     before = eventually(lambda: replaced(before), what="new processes again")
     second.kill()
-    second.wait(timeout=10)
+    second.wait(timeout=60)
     rig.supervisor()
     os.kill(before[6901], signal.SIGKILL)
     after = eventually(
@@ -386,7 +387,7 @@ def test_absence_of_the_root_is_no_order(rig: SupervisorRig) -> None:
     assert rig.log().count("holds no cluster") == count
     # a restarted supervisor remembers its cluster as well
     first.kill()
-    first.wait(timeout=10)
+    first.wait(timeout=60)
     said = rig.log().count("belongs to cluster another")
     rig.supervisor()
     eventually(lambda: rig.log().count("belongs to cluster another") > said, what="the refusal after a restart")
@@ -429,8 +430,8 @@ def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Su
 def copy_of(rig: SupervisorRig, tmp_path: Path) -> SupervisorRig:
     """Another HOME with what is in this one, but for what tests read."""
     twin = SupervisorRig(tmp_path / "copy", rig.conf, rig.cluster, rig.blobs, rig.python, rig.started)
-    # What is being written meanwhile is renamed under the feet of the copy.
-    shutil.copytree(rig.home, twin.home, ignore=shutil.ignore_patterns("*.tmp"))
+    # What is being written meanwhile is renamed or deleted under the feet of the copy.
+    shutil.copytree(rig.home, twin.home, ignore=shutil.ignore_patterns("*.tmp", "probe"))
     (twin.home / "starts").unlink()
     (twin.home / "supervisor-s1.log").unlink()
     shutil.rmtree(twin.home / "workers")
@@ -485,7 +486,7 @@ def test_supervisors_share_a_home_without_touching_each_others_workers(rig: Supe
     rig.supervisor("s2", (6910,))
     eventually(lambda: rig.info("s2"), what="the second supervisor")
     first.kill()
-    first.wait(timeout=10)
+    first.wait(timeout=60)
     eventually(lambda: rig.info("s1") is None, what="the loss of the first")
     assert rig.running() == before
 

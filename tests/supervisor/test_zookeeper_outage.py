@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,16 +21,14 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.blob_server import BlobServer
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 from storm_rigs.storm_client import as_storm
+from storm_rigs.worker_rig import free_port
 
 pytestmark = pytest.mark.zookeeper
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = EmbeddedZooKeeper(tmp_path / "zk", port)
+    server = EmbeddedZooKeeper(tmp_path / "zk", free_port(), durable=False)
     server.start()
     yield server
     server.stop()
@@ -51,10 +48,10 @@ def test_an_outage_restarts_nothing(
         "nimbus.seeds": [blob_server.url.removeprefix("http://")],
         "supervisor.heartbeat.frequency.secs": 1,
         "supervisor.worker.shutdown.sleep.secs": 0.5,
-        "supervisor.worker.timeout.secs": 5,
+        "supervisor.worker.timeout.secs": 30,
     }
     blob_server.put_code("wc-1-1", {"topology.python": stand_in})
-    cluster = StormClusterState.open(keys, create_root=True)
+    cluster = StormClusterState.open({**keys, "storm.zookeeper.session.timeout": 30_000}, create_root=True)
     as_storm(cluster).set_assignment(
         "wc-1-1",
         Assignment(

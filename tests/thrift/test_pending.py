@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -48,20 +49,25 @@ class Member:
 class Silent:
     """Where Dagster does not answer."""
 
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
     def submit(self, document: dict[str, Any]) -> None:
-        time.sleep(0.2)
+        self.over.wait(60)
         raise Unavailable("Dagster does not answer")
 
 
 def test_a_name_is_free_at_a_nimbus_that_leads_again() -> None:
     member: Any = Member()
-    pending = PendingSubmissions(member, Silent())  # type: ignore[arg-type]
+    silent = Silent()
+    pending = PendingSubmissions(member, silent)  # type: ignore[arg-type]
     taken = PendingSubmission("wc", "a" * 32, "thrift-1", inactive=False)
     pending.reserve("wc")
     pending.add(taken)
     assert pending.launch(taken, time.monotonic() + 0.05) is False
     with pytest.raises(AlreadyAlive):
         pending.reserve("wc")
+    silent.over.set()
     time.sleep(0.3)
     # A pause of the connection is no other leader.
     member.status.epoch = None

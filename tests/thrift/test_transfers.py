@@ -70,7 +70,7 @@ def topology() -> TPayload:
 
 
 def test_idle_uploads_and_downloads_expire_and_leave_nothing(start_nimbus: Start) -> None:
-    nimbus = start_nimbus(nimbus__file__copy__expiration__secs=4)
+    nimbus = start_nimbus(nimbus__file__copy__expiration__secs=8)
     client = nimbus.client()
     location = client.beginFileUpload()
     client.uploadChunk(location, b"x" * 1000)

@@ -219,8 +219,8 @@ def test_a_poison_tuple_becomes_a_letter_and_the_rest_flows(spout: type, bolt: t
 
 
 def run_until(harness: TopologyHarness, done: Callable[[Any], bool]) -> Any:
-    deadline = time.monotonic() + 30
-    while not done(result := harness.run()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 120
+    while not done(result := harness.run(timeout=60)) and time.monotonic() < deadline:
         time.sleep(0.005)
     if done(result):
         return result
@@ -392,7 +392,7 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
     def letters(**asked: Any) -> dict[str, Any]:
         return dead_letters(rig.cluster.load_view().topologies[rig.topology_id], Security(), **asked)
 
-    eventually(rig.running, timeout=40, what="all workers run")
+    eventually(rig.running, timeout=90, what="all workers run")
     eventually(lambda: len(letters()["letters"]) == 10, timeout=40, what="ten letters")
     page, found = letters(limit="4"), []
     while True:
@@ -413,7 +413,7 @@ def test_letters_of_real_workers_are_paged_and_come_back(rig_of: Callable[..., W
 
     def metric() -> Any:
         master = next(slot for slot in slots if slot[0] == "s1")
-        tasks = ask_worker("127.0.0.1", master[1], rig.live()[master].token, "stats")["tasks"]
+        tasks = ask_worker("127.0.0.1", master[1], rig.live()[master].token, "stats", 20)["tasks"]
         return tasks["2"]["metrics"]["dead_letters"]
 
     assert metric() == 10

@@ -68,7 +68,7 @@ def start(rig: WorkerRig, mine: str, other: str) -> tuple[tuple[str, int], tuple
     rig.assign({one: mine, two: other})
     rig.start(*one)
     rig.start(*two)
-    eventually(rig.running, what="both workers run")
+    eventually(rig.running, timeout=90, what="both workers run")
     return one, two
 
 
@@ -95,7 +95,7 @@ def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[...,
 
     def executed() -> int:
         node = rig.live()[one]
-        tasks = ask_worker("127.0.0.1", one[1], node.token, "stats")["tasks"]
+        tasks = ask_worker("127.0.0.1", one[1], node.token, "stats", 20)["tasks"]
         return int(tasks.get("1", {}).get("stats", {}).get("executed", 0))
 
     def memory() -> int:
@@ -108,7 +108,7 @@ def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[...,
     assert memory() - before < 15 << 20
     waiting = [
         worker["system"]["waiting_tuples"]
-        for worker in ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats")["workers"].values()
+        for worker in ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats", 20)["workers"].values()
     ]
     # Half a queue, and what was on its way through the sockets when back pressure was heard of.
     assert len(waiting) == 2 and max(waiting) < 200_000
@@ -120,7 +120,7 @@ def test_shuffle_spares_a_task_that_cannot_keep_up(rig_of: Callable[..., WorkerR
     one, _ = start(rig, "2-3,8-9", "1")
 
     def executed() -> dict[str, int]:
-        tasks = ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats")["tasks"]
+        tasks = ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats", 20)["tasks"]
         return {task: int(tasks.get(task, {}).get("stats", {}).get("executed", 0)) for task in ("1", "2")}
 
     eventually(lambda: executed()["2"] > 4 * executed()["1"] > 0, timeout=60, what="the quick task gets most")

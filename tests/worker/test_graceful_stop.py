@@ -14,6 +14,9 @@ from storm_rigs.worker_rig import WorkerRig, free_port
 
 CODE = '''
 import os
+# Half a second is enough on a machine that is not busy.
+from storm_dagster.worker.runtime import loop
+loop._DRAIN_SECS = 10.0
 from pathlib import Path
 from storm_dagster.api import BatchingBolt, Bolt, ReliableSpout, Spout, StatefulBolt
 
@@ -130,7 +133,7 @@ def test_nothing_is_applied_twice_by_a_graceful_stop(rig_of: Callable[..., Worke
     for slot in slots:
         rig.start(*slot)
     for stop in range(1, 4):
-        eventually(rig.running, what="both workers run")
+        eventually(rig.running, timeout=90, what="both workers run")
         before = len(words(rig.folder / "acked"))
         eventually(lambda: len(words(rig.folder / "acked")) > before + 2000, what="numbers are acked")  # noqa: B023
         if stop == 3:
@@ -141,7 +144,7 @@ def test_nothing_is_applied_twice_by_a_graceful_stop(rig_of: Callable[..., Worke
             )
         rig.processes[two].terminate()
         assert rig.processes[two].wait(30) == 0
-        eventually(lambda: words(rig.folder / "last") == ["bye"] * stop, timeout=10, what="the last emit")  # noqa: B023
+        eventually(lambda: words(rig.folder / "last") == ["bye"] * stop, timeout=60, what="the last emit")  # noqa: B023
         if stop < 3:
             rig.start(*two)
     acked = Counter(words(rig.folder / "acked"))
@@ -157,7 +160,7 @@ def test_the_last_acks_reach_a_spout_that_stops_at_the_same_time(rig_of: Callabl
     rig.assign({one: "1,3,8-9", two: "2"})
     for slot in (one, two):
         rig.start(*slot)
-    eventually(rig.running, what="both workers run")
+    eventually(rig.running, timeout=90, what="both workers run")
     eventually(lambda: len(words(rig.folder / "acked")) > 2000, what="numbers are acked")
     for slot in (one, two):
         rig.processes[slot].terminate()
@@ -181,13 +184,13 @@ def test_a_reliable_spout_gives_up_nothing_while_workers_are_replaced(rig_of: Ca
     for slot in slots:
         rig.start(*slot)
     for slot in (slots[1], slots[2], slots[1], slots[2]):
-        eventually(rig.running, what="the workers run")
+        eventually(rig.running, timeout=90, what="the workers run")
         before = len(words(rig.folder / "acked"))
         eventually(lambda: len(words(rig.folder / "acked")) > before + 300, what="numbers are acked")  # noqa: B023
         rig.processes[slot].terminate()
         assert rig.processes[slot].wait(30) == 0
         rig.start(*slot)
-    eventually(rig.running, what="the workers run")
+    eventually(rig.running, timeout=90, what="the workers run")
     (rig.folder / "enough").touch()
     acked = rig.folder / "acked"
     eventually(lambda: {*words(acked)} == {str(n) for n in range(1, max(map(int, words(acked))) + 1)}, what="all acks")

@@ -59,10 +59,10 @@ def test_a_forgotten_link_is_made_again(monkeypatch: pytest.MonkeyPatch, key: st
     try:
         with FaultProxy("127.0.0.1", receiver.port) as link:
             sender.set_peers({slot: link.address}, [slot])
-            eventually(arrives, timeout=10, what="a frame arrives")
+            eventually(arrives, timeout=60, what="a frame arrives")
             link.forget()
             receiver.receive(1000)
-            eventually(arrives, timeout=10, what="a frame arrives over a new connection")
+            eventually(arrives, timeout=60, what="a frame arrives over a new connection")
     finally:
         sender.close()
         receiver.close()

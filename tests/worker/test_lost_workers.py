@@ -78,7 +78,7 @@ class Numbers:
         rig.assign({slot: tasks_of(name, acker) for name, slot in self.slots.items()})
         for slot in self.slots.values():
             rig.start(*slot)
-        eventually(rig.running, timeout=40, what="all workers run")
+        eventually(rig.running, timeout=90, what="all workers run")
 
     def ids(self, name: str) -> list[int]:
         path = Path(self.rig.folder / name)
@@ -97,7 +97,7 @@ class Numbers:
     def system(self) -> dict[str, Any]:
         """The counters of the spout's worker."""
         slot = self.slots["spout"]
-        workers = ask_worker("127.0.0.1", slot[1], self.rig.live()[slot].token, "stats")["workers"]
+        workers = ask_worker("127.0.0.1", slot[1], self.rig.live()[slot].token, "stats", 20)["workers"]
         return workers[f"{slot[0]}:{slot[1]}"]["system"]
 
 

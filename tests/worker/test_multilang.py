@@ -152,7 +152,7 @@ def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(tmp_path:
     root = archive(tmp_path, split=DIES.replace("MISBEHAVE", misbehave))
     given = {"sentences": [["a"], ["b"]]}
     conf = {"topology.subprocess.timeout.secs": 1}
-    with TopologyHarness(WithShellBolt, given, archive=root, replays=3, conf=conf) as harness:
+    with TopologyHarness(WithShellBolt, given, archive=root, replays=50, conf=conf) as harness:
         result = harness.run(timeout=60)
         counts = harness.tasks("count")[0].counts
         split = next(one for one in harness.engine.runners.values() if one.component == "split")

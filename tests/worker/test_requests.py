@@ -33,7 +33,7 @@ def test_a_ping_is_a_workers_only_periodic_request(make_rig: Callable[..., Worke
     rig.assign({one: "1,3,5-7", two: "2,4"})
     rig.start(*one)
     rig.start(*two)
-    eventually(rig.running, what="both workers run")
+    eventually(rig.running, timeout=90, what="both workers run")
     state = rig.cluster.state
     assert isinstance(state, ZooKeeperClusterState)
     stat = state._stat(paths.worker(rig.topology_id, *two))

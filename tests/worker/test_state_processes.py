@@ -173,7 +173,7 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
     rig.start(*two)
     eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
     rig.set_status("INACTIVE")
-    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats")["tasks"]["2"]["metrics"]
+    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats", 20)["tasks"]["2"]["metrics"]
     (log,) = (rig.folder / "state" / "wc" / "count.state").glob("*/1.*.log")
     assert 0 < reported["state_keys"] < 50 and reported["state_bytes"] == log.stat().st_size
     assert reported["unsaved_secs"] == 0.0
@@ -219,13 +219,13 @@ def test_state_follows_its_tasks_to_other_workers_and_more_tasks(make_rig: Calla
     pids = {slot: process.pid for slot, process in rig.processes.items()}
     eventually(lambda: len(acked(rig)) > 300, what="some words are acked")
     rig.assign({one: "2,5-7", two: "1"})
-    eventually(rig.running, what="the tasks have changed places")
+    eventually(rig.running, timeout=90, what="the tasks have changed places")
     at = len(acked(rig))
     eventually(lambda: len(acked(rig)) > at + 300, what="more words are acked")
     # As a rebalance does it: one more task, in the middle of everything.
     rig.cluster.state.set_data(paths.tasks(rig.topology_id), encode_record(table("1-3")))
     rig.assign({one: "2,5-7", two: "1,3"})
-    eventually(rig.running, what="the third task runs")
+    eventually(rig.running, timeout=90, what="the third task runs")
     eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
     assert counted(rig) == EXPECTED
     folder = rig.folder / "state" / "wc" / "count.state"

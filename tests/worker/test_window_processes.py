@@ -128,5 +128,5 @@ def test_windowed_counts_are_exact_after_the_worker_of_the_windows_was_killed(ri
     eventually(lambda: len(set(lines(rig, "windows"))) >= len(expected), timeout=60, what="all windows have come")
     # A result may come twice, with the same contents: (task, end) names it.
     assert set(lines(rig, "windows")) == expected
-    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats")["tasks"]["1"]["metrics"]
+    reported = ask_worker("127.0.0.1", two[1], rig.live()[two].token, "stats", 20)["tasks"]["1"]["metrics"]
     assert reported["watermark_ms"] >= 10 * TOTAL and reported["state_bytes"] > 0

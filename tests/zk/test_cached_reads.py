@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
@@ -199,7 +199,7 @@ def test_an_interruption_empties_the_memory(reads: CachedReads, other: ZooKeeper
     reads.session.drop_link()
     eventually(lambda: reads.metrics.invalidated > 0, 20, "the interruption")
     other.set_data(TASKS, b"while it was away")
-    reads.sync_path(TASKS)
+    eventually(lambda: reads.sync_path(TASKS) or True, 60, "a connection", ignore=(Unavailable,))
     assert reads.get_data(TASKS) == b"while it was away"
 
 

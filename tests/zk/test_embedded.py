@@ -21,7 +21,7 @@ from storm_dagster.zk.session import ZkSession
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 from storm_rigs.worker_rig import free_port
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
 
 def fake_java(folder: Path, text: str, code: int = 0) -> Path:

@@ -71,8 +71,11 @@ def test_a_session_outlives_the_server_that_leads(ensemble: ZooKeeperEnsemble) -
             state.create_node("/new", b"2")
         assert session.session_id == number
         ensemble.heal()
-        modes = [server_mode(member.host, member.client) for member in ensemble.members]
-        assert sorted(map(str, modes)) == ["follower", "follower", "leader"]
+
+        def modes() -> list[str]:
+            return sorted(str(server_mode(member.host, member.client)) for member in ensemble.members)
+
+        eventually(lambda: modes() == ["follower", "follower", "leader"], 60, "all servers")
     finally:
         session.close()
 

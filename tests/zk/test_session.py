@@ -81,7 +81,7 @@ def test_negotiated_timeout_and_ids(zk_connect: Connect) -> None:
 
 
 def test_lease_follows_answered_requests(zk_connect: Connect) -> None:
-    session = zk_connect()
+    session = zk_connect(session_timeout_ms=4000)
     for _ in range(3):
         before = boot_clock()
         ping(session)
@@ -102,7 +102,7 @@ def test_errors_are_answers_too(zk_connect: Connect) -> None:
 
 
 def test_idle_pings_keep_the_lease(zk_connect: Connect) -> None:
-    session = zk_connect(session_timeout_ms=1500)
+    session = zk_connect(session_timeout_ms=4000)
     first = session.lease().answered_boot
     eventually(lambda: session.lease().answered_boot > first, what="an idle ping")
     assert boot_clock() < session.lease_end()
@@ -127,7 +127,7 @@ def test_a_frozen_server_ends_the_lease_and_no_call_hangs(own_server: EmbeddedZo
 
 
 def test_calls_while_disconnected_are_refused_and_later_ones_work(own_server: EmbeddedZooKeeper) -> None:
-    session = ZkSession(own_server.address, root="/", session_timeout_ms=4000)
+    session = ZkSession(own_server.address, root="/", session_timeout_ms=60_000)
     state = ZooKeeperClusterState(session)
     state.set_data("/kept", b"1")
     held = session.session_id

@@ -70,7 +70,7 @@ def stage(
         "storm.zookeeper.session.timeout": 4000,
     }
     nimbus = make_lasting_nimbuses(zk_conf).start().await_leading()
-    cluster = StormClusterState.open(zk_conf)
+    cluster = StormClusterState.open({**zk_conf, "storm.zookeeper.session.timeout": 30_000})
     builder = TopologyBuilder("wc")
     builder.set_spout("lines", "rig_code:Lines", outputs=["line"])
     builder.set_bolt("split", "rig_code:Split", inputs="lines", par=2, outputs=["word"])

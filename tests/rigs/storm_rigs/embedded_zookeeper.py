@@ -85,7 +85,7 @@ class EmbeddedZooKeeper:
         """Whether the server process lives."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, timeout: float = 30.0) -> EmbeddedZooKeeper:
+    def start(self, timeout: float = 120.0) -> EmbeddedZooKeeper:
         """Start the server and wait until it serves; a second call on a running server does nothing.
 
         A port of 0 picks a free one, and another should that one be taken meanwhile. Raises ``Unavailable``

@@ -24,7 +24,7 @@ import psutil
 
 SEARCHING = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 SECS = float(os.environ.get("FUZZ_SECS", "10"))
-_PAUSE = 0.0 if SEARCHING else 0.05
+_PAUSE = 0.0 if SEARCHING else 0.1
 """Seconds between two connections of an attacker, and between two questions of the other client."""
 DEADLINE = 10.0
 """Seconds within which the other client must be answered: ten times the second that a user may wait."""

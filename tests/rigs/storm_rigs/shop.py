@@ -128,7 +128,7 @@ def open_shop(
     }
     members = nimbuses(zk_conf)
     nimbus = members.start().await_leading()
-    cluster = StormClusterState.open(zk_conf)
+    cluster = StormClusterState.open({**zk_conf, "storm.zookeeper.session.timeout": 30_000})
     builder = TopologyBuilder("shop")
     builder.set_spout("clicks", "rig_code:Source", outputs=["item"])
     builder.set_spout("orders", "rig_code:Source", outputs=["item"])
