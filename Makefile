@@ -6,8 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest
-# Tests wait for servers, timeouts and processes: four files at a time use a machine of two cores well.
-JOBS ?= 4
+# Tests wait for servers, timeouts and processes: five files at a time use a machine of two cores well.
+JOBS ?= 5
 PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ROUNDS ?= 5
 EXAMPLES ?= 1000

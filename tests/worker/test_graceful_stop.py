@@ -16,7 +16,7 @@ CODE = '''
 import os
 # Half a second is enough on a machine that is not busy.
 from storm_dagster.worker.runtime import loop
-loop._DRAIN_SECS = 10.0
+loop._DRAIN_SECS = 2.0
 from pathlib import Path
 from storm_dagster.api import BatchingBolt, Bolt, ReliableSpout, Spout, StatefulBolt
 

@@ -95,10 +95,11 @@ def test_a_program_that_emits_without_pause_waits_for_its_readers(command: Any) 
     slots = {"source": 0, "floods": 0, "slow": 0, ACKER: 0}
     workers = Workers(builder, slots, {"left": 1, "topology.executor.queue.size": 1_000})
     try:
-        turns, most, until = 0, 0, time.monotonic() + 60
+        eventually(
+            lambda: (workers.turn(), workers.runner("slow").stats.executed)[1], 60, "its first tuple", interval=0
+        )
+        turns, most, until = 0, 0, time.monotonic() + 3
         while time.monotonic() < until:
-            if turns == 0 and workers.runner("slow").stats.executed:
-                until = time.monotonic() + 3
             workers.turn()
             turns += 1
             most = max(most, len(workers.runner("floods").inbound) + workers.runner("slow").waiting())  # type: ignore[attr-defined]

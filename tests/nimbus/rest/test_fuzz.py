@@ -10,8 +10,8 @@ from storm_rigs.rest_stage import Stage
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(300)]
 
-EVERY = 1 if SEARCHING else 6
-"""``make test`` asks one of six routes; ``make fuzz`` and ``make test-all`` all of them."""
+EVERY = 1 if SEARCHING else 8
+"""``make test`` asks one of eight routes; ``make fuzz`` and ``make test-all`` all of them."""
 
 
 def test_nimbus_withstands_made_up_requests(stage: Stage) -> None:
