@@ -62,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
     endpoints = cluster.endpoints
-    with cluster.nimbus() as nimbus:
+    with cluster.nimbus(patience=0.0) as nimbus:
         assert nimbus.leader() == endpoints.nimbuses[0].http
         seen = nimbus.get("/v1/cluster")
     assert {row["id"] for row in seen["supervisors"]} == {"s1", "s2"}
