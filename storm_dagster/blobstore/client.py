@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from storm_dagster.blobstore.store import BlobMeta, chunked, no_such_blob
+from storm_dagster.blobstore.store import SILENT_SECS, BlobMeta, chunked, no_such_blob
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.model.security import Security
@@ -21,7 +21,7 @@ _CHUNK = 1 << 16
 _SPOOL = 8 << 20
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
-_READ_SECS = 90.0
+_WRITE_SECS = 30.0  # Of these a nimbus waits up to 20 for copies.
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
 
     def __post_init__(self, security: Security | None) -> None:
         # Loopback and cluster addresses never go through a proxy of the environment.
-        timeout = httpx.Timeout(_READ_SECS, connect=min(5.0, self.deadline_secs))
+        timeout = httpx.Timeout(SILENT_SECS, connect=min(5.0, self.deadline_secs))
         self._http = httpx.Client(timeout=timeout, **(security or Security()).client_options())
 
     def close(self) -> None:
@@ -71,21 +71,21 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
                 digest.update(chunk)
                 spool.write(chunk)
             about = {"X-Content-SHA256": expected_sha256 or digest.hexdigest(), "Content-Length": str(spool.tell())}
-            headers = {**self._write_headers(), **about}
+            terms = self._terms(**about)
 
             def send(base: str) -> httpx.Response:
-                return self._http.put(_url(base, key), content=chunks_of(spool), headers=headers)
+                return self._http.put(_url(base, key), content=chunks_of(spool), **terms)
 
             return _meta_of(self._repeat(f"storing blob {key!r}", send).json())
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         """Store under ``key`` a content that the leader has already, without a transfer; ``None`` when it has not."""
         check_blob_key(key)
-        headers = self._write_headers()
+        terms = self._terms()
         try:
             response = self._repeat(
                 f"storing blob {key!r}",
-                lambda base: self._http.put(_url(base, key), params={"sha256": sha256}, content=b"", headers=headers),
+                lambda base: self._http.put(_url(base, key), params={"sha256": sha256}, content=b"", **terms),
                 key=key,
             )
         except KeyNotFound:
@@ -139,10 +139,8 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
 
     def delete(self, key: str) -> None:
         check_blob_key(key)
-        headers = self._write_headers()
-        self._repeat(
-            f"deleting blob {key!r}", lambda base: self._http.delete(_url(base, key), headers=headers), key=key
-        )
+        terms = self._terms()
+        self._repeat(f"deleting blob {key!r}", lambda base: self._http.delete(_url(base, key), **terms), key=key)
 
     def keys(self, prefix: str = "") -> list[str]:
         return [meta.key for meta in self.list(prefix)]
@@ -154,13 +152,16 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         )
         return [_meta_of(document) for document in response.json()["blobs"]]
 
-    def _write_headers(self) -> dict[str, str]:
+    def _terms(self, **about: str) -> dict[str, Any]:
+        """Options of a request that writes: its headers, and the time that its reply may take."""
         wanted = {
             "Epoch": self.epoch() if callable(self.epoch) else self.epoch,
             "Min-Replication": self.min_replication,
             "Allow-Degraded": "true" if self.allow_degraded else None,
         }
-        return {f"X-Storm-{name}": str(value) for name, value in wanted.items() if value is not None}
+        terms = {f"X-Storm-{name}": str(value) for name, value in wanted.items() if value is not None}
+        timeout = httpx.Timeout(_WRITE_SECS, connect=self._http.timeout.connect)
+        return {"headers": {**about, **terms}, "timeout": timeout}
 
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
@@ -169,7 +170,6 @@ class NimbusBlobClient(AbstractContextManager["NimbusBlobClient"]):
         deadline = time.monotonic() + self.deadline_secs
         pause = _FIRST_PAUSE
         while True:
-            failure: StormDagsterError
             try:
                 response = request((self.leader_url() if callable(self.leader_url) else self.leader_url).rstrip("/"))
                 if response.is_success:

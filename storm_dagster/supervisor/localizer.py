@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 import httpx
 
+from storm_dagster.blobstore import SILENT_SECS
 from storm_dagster.model.errors import (
     Corrupt,
     InvalidRequest,
@@ -78,7 +79,7 @@ class Localizer:
         self.removing = False
         """Whether :meth:`remove_unused` runs: code that looks complete may be removed soon."""
         # Addresses of the cluster never go through a proxy of the environment.
-        idle_secs = float(self.conf["nimbus.file.copy.expiration.secs"])
+        idle_secs = min(SILENT_SECS, self.conf["nimbus.file.copy.expiration.secs"])
         timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
         options = Security.of(self.conf).client_options()
         plain = {"Accept-Encoding": "identity"}

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from storm_dagster.blobstore import BlobMeta
+from storm_dagster.blobstore import SILENT_SECS, BlobMeta
 from storm_dagster.core.leader_priority import needed_blobs
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
@@ -39,7 +39,8 @@ class BlobSync:
         self._followed: tuple[str | None, float] | None = None
         # Blob that the leader does not have any more -> when that was first seen.
         self._unneeded: dict[str, float] = {}
-        self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **Security.of(nimbus.conf).client_options())
+        options = Security.of(nimbus.conf).client_options()
+        self._http = httpx.Client(timeout=httpx.Timeout(SILENT_SECS, connect=2.0), **options)
 
     def close(self) -> None:
         """Close the connections."""

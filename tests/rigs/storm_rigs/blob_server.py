@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
 import socket
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from storm_dagster.testing.waiting import eventually
+
+_FOR_EVER_SECS = 3600.0
 
 
 @dataclass
@@ -31,6 +34,8 @@ class BlobServer:
     """Key -> a hash that is announced in place of the true one."""
     failures: int = 0
     """So many requests are answered with 503 first."""
+    lost_after: int | None = None
+    """Bytes of the next reply that arrive; the rest of it, and its end, never do. ``None``: all arrive."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
@@ -52,9 +57,18 @@ class BlobServer:
         if key not in self.blobs:
             return Response('{"error": {"type": "KeyNotFound", "message": "no blob"}}', 404)
         content = self.blobs[key]
-        return Response(
-            content, headers={"X-Content-SHA256": self.lies.get(key) or hashlib.sha256(content).hexdigest()}
-        )
+        headers = {"X-Content-SHA256": self.lies.get(key) or hashlib.sha256(content).hexdigest()}
+        arrives, self.lost_after = self.lost_after, None
+        if arrives is None:
+            return Response(content, headers=headers)
+        if arrives == 0:
+            await asyncio.sleep(_FOR_EVER_SECS)
+        return StreamingResponse(_cut_off(content[:arrives]), headers={**headers, "Content-Length": str(len(content))})
+
+
+async def _cut_off(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+    await asyncio.sleep(_FOR_EVER_SECS)
 
 
 def zip_bytes(entries: dict[str, bytes]) -> bytes:
@@ -72,7 +86,7 @@ def serve_blobs() -> Iterator[BlobServer]:
     app = Starlette(routes=[Route("/v1/blobs/{key}", blobs.serve_blob, methods=["GET", "HEAD"])])
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     eventually(lambda: server.started, what="the blob server's start")

@@ -129,9 +129,7 @@ class HttpClient:
     web: Web | None = None
 
     def __init__(self, timeout: Any = 5.0, **_: Any) -> None:
-        plain = isinstance(timeout, int | float)
-        self._connect = float(timeout if plain else timeout.connect)
-        self._read = float(timeout if plain else timeout.read)
+        self.timeout = real_httpx.Timeout(timeout)
 
     def close(self) -> None:
         pass
@@ -144,15 +142,18 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
         content: bytes | Iterable[bytes] = b"",
+        timeout: Any = None,
         **_: Any,
     ) -> Response:
         assert self.web is not None
+        patience = self.timeout if timeout is None else real_httpx.Timeout(timeout)
+        assert patience.connect is not None and patience.read is not None
         parts = urlsplit(url)
         base = f"{parts.scheme}://{parts.netloc}"
         body = bytes(content) if isinstance(content, bytes | bytearray) else b"".join(content)
         query = {**dict(parse_qsl(parts.query)), **{key: str(value) for key, value in (params or {}).items()}}
         request = Request(method, unquote(parts.path), query, dict(headers or {}), body)
-        response = self.web.ask(base, request, self._connect, self._read)
+        response = self.web.ask(base, request, patience.connect, patience.read)
         response.request = SimpleNamespace(method=method)
         response.url = real_httpx.URL(url)
         return response
