@@ -1,6 +1,7 @@
 """Tuples, which components send each other."""
 
 from collections.abc import Sequence
+from itertools import count
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -64,7 +65,7 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     """
 
     id: int | str
-    """Unique within the receiving worker; a replayed tuple has a new one."""
+    """Unique within the receiving worker; a replayed tuple has a new one. 0 makes one when it is asked for."""
     component: str
     """Component id of the sender."""
     stream: str
@@ -81,13 +82,18 @@ class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
         )
 
 
-_number_of = Tuple.__dict__["id"].__get__
+_NUMBER = Tuple.__dict__["id"]
+_next_number = count(1).__next__
 
 
 def _id_of(tup: Tuple) -> Any:
-    number = _number_of(tup)
+    number = _NUMBER.__get__(tup)
     if type(number) is not int:
         return number
+    if not number:
+        # Few components ask: a number for each tuple would cost a hundredth of a word count.
+        number = _next_number()
+        _NUMBER.__set__(tup, number)
     # Made when it is asked for: a tuple that knew its id object would never be freed.
     found = TupleId(number)
     found._tuple = tup

@@ -68,6 +68,7 @@ class CachedReads(ZooKeeperClusterState):
 
     def __init__(self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(state.session)
+        self.awaits_all = False
         self._disk = disk
         self._most_bytes = most_bytes
         self._guard = threading.Lock()
@@ -255,12 +256,6 @@ class CachedReads(ZooKeeperClusterState):
                     self._lists[path] = names
         return known, read
 
-    # -- absent nodes -----------------------------------------------------------------------------------
-
-    def _awaits(self, path: str) -> bool:
-        """Those of the first level come, and they are few."""
-        return parent_of(path) == "/"
-
     def _list_folders(self, absent: Iterable[str]) -> None:
         """Read the lists that prove the absence of these nodes from now on."""
         if folders := {parent_of(path) for path in absent if not self._awaits(path)}:
@@ -277,8 +272,6 @@ class CachedReads(ZooKeeperClusterState):
             return False
         self._absent.setdefault(folder, set()).add(path)
         return True
-
-    # -- the disk level ---------------------------------------------------------------------------------
 
     def _from_disk(self, many: list[str]) -> dict[str, tuple[bytes, Versioned]]:
         if self._disk is None:

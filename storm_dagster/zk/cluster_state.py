@@ -160,7 +160,7 @@ class ZooKeeperClusterState(ClusterState):
 
     def _awaits(self, path: str) -> bool:
         """Whether a watch on a missing node waits until it is there."""
-        return True
+        return self.awaits_all or parent_of(path) == "/"
 
     def _stats(self, fulls: Sequence[str], what: str, watch: bool = True) -> list[ZnodeStat | None]:
         watcher = self._watcher if watch else None

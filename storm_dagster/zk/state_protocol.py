@@ -28,6 +28,9 @@ class ClusterState(Protocol):
     reach; a write whose answer was lost may have landed.
     """
 
+    awaits_all: bool = True
+    """Whether a watch on a missing node fires at its creation, wherever it is; if not, on the first level only."""
+
     @property
     def connected(self) -> bool:
         """Whether the store can be reached at this moment."""

@@ -41,7 +41,7 @@ from storm_rigs.world import Crash, World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(3600)]
 
-STEPS = 40
+STEPS = 50
 HEALS = {each.name for each in RULES if each.heals}
 NAMES = ("a", "b")
 TOKENS = ("t1", "t2", "t3")

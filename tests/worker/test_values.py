@@ -36,7 +36,7 @@ from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.worker.dataplane.routes import Placement, RemoteLink, split_bundle
 from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import Peer
-from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
+from storm_dagster.worker.dataplane.tree import Tree
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.worker.tasks.shells import ShellBoltRunner
@@ -333,7 +333,7 @@ def test_a_value_keeps_its_type_when_a_task_passes_it_on(two_workers: TwoWorkers
     Given.values, Sink.received = [], []
     workers = two_workers
     passing = workers.engines["a", 1].shared
-    passing.redirect(Tuple(next_tuple_id(), "given", "default", 1, [value]), 2)
+    passing.redirect(Tuple(0, "given", "default", 1, [value]), 2)
     workers.run()
     assert [shape(one) for one in Sink.received] == [shape(value)]
 

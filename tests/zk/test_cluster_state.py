@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.testing.waiting import eventually
@@ -342,6 +343,22 @@ def test_watches_on_many_missing_nodes(zk_state: ZooKeeperClusterState) -> None:
     for path in ("/m1", "/m2", "/m3"):
         zk_state.set_data(path, b"")
     assert sorted(events.take(3)) == [("created", "/m1"), ("created", "/m2"), ("created", "/m3")]
+
+
+def test_a_watched_read_of_what_went_meanwhile_leaves_no_watch(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
+    # A supervisor reads an assignment, finds that it has work there, and reads it again with a watch.
+    zk_state.awaits_all = False
+    events, gone = (
+        Events(zk_state),
+        [paths.assignment("a-1-1"), paths.gray_upgrade("a-1-1"), f"{paths.workers('a-1-1')}/s1-1"],
+    )
+    assert zk_state.get_many(gone, watch=True) == [None] * 3 and zk_state.find_children(gone[0], watch=True) is None
+    for path in gone:
+        other.set_data(path, b"")
+    drain_events(zk_state)
+    assert events.seen == []
 
 
 def test_blobstore_holder_names_with_dashes(zk_state: ZooKeeperClusterState) -> None:

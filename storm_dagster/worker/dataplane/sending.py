@@ -12,7 +12,7 @@ from storm_dagster.model.topology import StreamSpec
 from storm_dagster.model.values import ATOMIC, copy_value, decode_value, encode_own, own_values
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.worker.dataplane.routes import Route
-from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge, next_tuple_id
+from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge
 
 
 def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
@@ -113,7 +113,7 @@ def deliver(
         return
     if tree is not None:
         ledger.add(tree)
-    append(Tuple(next_tuple_id(), component, stream, task, values, tree))
+    append(Tuple(0, component, stream, task, values, tree))
 
 
 def send_to_targets(

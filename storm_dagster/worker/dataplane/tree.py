@@ -9,7 +9,7 @@ tree that never left its worker sends nothing to an acker.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from struct import Struct
 from typing import Any
 
@@ -29,9 +29,6 @@ next_edge: Callable[[], int] = chain.from_iterable(
     map(Struct(f"<{_NUMBERS}Q").unpack, map(os.urandom, repeat(8 * _NUMBERS)))
 ).__next__
 """An unguessable 64-bit number. One thread only (the worker's loop)."""
-
-next_tuple_id: Callable[[], int] = count(1).__next__
-"""Ids of received tuples, unique in this process."""
 
 
 class Tree(msgspec.Struct, eq=False, gc=False):

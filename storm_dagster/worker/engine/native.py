@@ -21,7 +21,7 @@ from storm_dagster.model.wire import Frame, TaskReport
 from storm_dagster.worker.dataplane.routes import LocalLink, Placement, RemoteLink, build_routes, by_component
 from storm_dagster.worker.dataplane.sending import deliver
 from storm_dagster.worker.dataplane.transport import Transport
-from storm_dagster.worker.dataplane.tree import LOST, Tree, next_tuple_id
+from storm_dagster.worker.dataplane.tree import LOST, Tree
 from storm_dagster.worker.engine.acks import AckExchange
 from storm_dagster.worker.engine.creation import close_runners, make_runner, senders_first
 from storm_dagster.worker.engine.pressure import Loads, Pressure
@@ -269,7 +269,7 @@ class NativeEngine:
                     parents = tuple(Tree(1, one, number) for one, number in zip(pairs, pairs, strict=True))
                     tree = Tree(len(many), 0, 0, None, parents)
                 for values in many:
-                    append(Tuple(next_tuple_id(), component, stream, source, values, tree))
+                    append(Tuple(0, component, stream, source, values, tree))
         self.exchange.on_frame(frame)
         if frame.report is not None and self.master is not None:
             self.master.receive(frame.report)

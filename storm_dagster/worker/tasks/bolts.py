@@ -12,7 +12,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
-from storm_dagster.worker.dataplane.tree import anchor_tree, next_tuple_id
+from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.drivers import StateOpening, acks_itself, open_state
 from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import (
@@ -177,7 +177,7 @@ class BoltRunner(Runner):
                         tree.count += 1
                     else:
                         ledger.add(tree)
-                append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
+                append(Tuple(0, component, stream, task_id, values, tree))
             return [link.task] if need_task_ids else None
 
         def ack(tup: Tuple) -> None:

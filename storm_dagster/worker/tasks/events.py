@@ -18,7 +18,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec
-from storm_dagster.worker.dataplane.tree import LOST, next_tuple_id
+from storm_dagster.worker.dataplane.tree import LOST
 
 if TYPE_CHECKING:
     import httpx
@@ -68,7 +68,7 @@ class EventDelivery:
         holder = None
         if tree is not None:
             ledger.add(tree)
-            holder = Tuple(next_tuple_id(), runner.component, "__dagster", runner.task_id, [], tree)
+            holder = Tuple(0, runner.component, "__dagster", runner.task_id, [], tree)
         if self.outbox.add(runner.task_id, event, holder, now):
             return
         if holder is not None:

@@ -15,7 +15,7 @@ from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
 from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_remote, sent_and_received
-from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason, next_tuple_id
+from storm_dagster.worker.dataplane.tree import LOST, Ledger, Reason
 from storm_dagster.worker.tasks.events import EventDelivery
 from storm_dagster.worker.tasks.state_storage import StateStorage
 from storm_dagster.worker.tasks.stats import TaskStats
@@ -412,11 +412,11 @@ class Runner:
         if link.append is None:
             send_remote(link, None, [*values])
         else:
-            link.append(Tuple(next_tuple_id(), self.component, _PEERS, self.task_id, [*values], None))
+            link.append(Tuple(0, self.component, _PEERS, self.task_id, [*values], None))
 
     def tick_tuple(self) -> Tuple:
         """A tick tuple for the component."""
-        return Tuple(next_tuple_id(), SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
+        return Tuple(0, SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
 
     def on_clock(self, now: float) -> None:
         """Set :attr:`ticks` to what is due; missed ticks are skipped."""

@@ -10,7 +10,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import check_values, route_of, send_remote, send_to_targets
-from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
+from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
 from storm_dagster.worker.tasks.dead_letters import DeadLetters, Tell, Verdict
 from storm_dagster.worker.tasks.runner import Runner, make_component
@@ -120,7 +120,7 @@ class SpoutBase(Runner):
                     else:
                         if tree is not None:
                             tree.count += 1
-                        link.append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
+                        link.append(Tuple(0, component, stream, task_id, values, tree))
                     sent = [link.task] if need_task_ids else None
             except BaseException as error:
                 # A grouping raised. The spout is notified at once, not at the timeout.

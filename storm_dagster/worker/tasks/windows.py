@@ -17,7 +17,7 @@ from storm_dagster.model.dagster_events import DagsterEvent, decode_event
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.values import decode_value, encode_own, own_values
 from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
-from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
+from storm_dagster.worker.dataplane.tree import Tree, next_edge
 from storm_dagster.worker.tasks.named_values import namer_of
 from storm_dagster.worker.tasks.runner import MOST_RETRY_SECS
 
@@ -382,5 +382,5 @@ class WindowDriver:
 
 def _with_tuple(entry: HeldTuple) -> HeldTuple:
     component, stream, task, values = entry.item
-    entry.item = Tuple(next_tuple_id(), component, stream, task, values)
+    entry.item = Tuple(0, component, stream, task, values)
     return entry
