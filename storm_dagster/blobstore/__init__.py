@@ -5,6 +5,6 @@ restart nor a change of leader makes a blob look new.
 """
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.blobstore.store import SILENT_SECS, BlobMeta, BlobStore
+from storm_dagster.blobstore.store import BlobMeta, BlobStore
 
-__all__ = ["SILENT_SECS", "BlobMeta", "BlobStore", "LocalBlobStore"]
+__all__ = ["BlobMeta", "BlobStore", "LocalBlobStore"]

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import httpx
 
-from storm_dagster.blobstore.store import SILENT_SECS, BlobMeta, chunked, no_such_blob
+from storm_dagster.blobstore.store import BlobMeta, chunked, no_such_blob
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.names import check_blob_key
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import SILENT_SECS, Security
 
 _CHUNK = 1 << 16
 _SPOOL = 8 << 20

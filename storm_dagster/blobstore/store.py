@@ -14,8 +14,6 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-SILENT_SECS = 5.0
-"""Silence of a nimbus after which a read of a blob is tried again: the reply, or the rest of it, may be lost."""
 
 
 @dataclass(frozen=True)

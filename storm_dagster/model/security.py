@@ -20,6 +20,8 @@ from storm_dagster.model.signing import signer
 
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
+SILENT_SECS = 5.0
+"""Silence of a nimbus after which a read of a blob is tried again: the reply, or the rest of it, may be lost."""
 
 
 def _secrets_of(conf: Any) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ from urllib.parse import quote
 
 import httpx
 
-from storm_dagster.blobstore import SILENT_SECS
 from storm_dagster.model.errors import (
     Corrupt,
     InvalidRequest,
@@ -36,7 +35,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_key
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import SILENT_SECS, Security
 from storm_dagster.model.worker_spec import read_json_object
 from storm_dagster.packaging.unpack import UnpackLimits, hash_file, unpack_archive
 

@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import httpx
 
-from storm_dagster.blobstore import SILENT_SECS, BlobMeta
+from storm_dagster.blobstore import BlobMeta
 from storm_dagster.core.leader_priority import needed_blobs
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
-from storm_dagster.model.security import Security
+from storm_dagster.model.security import SILENT_SECS, Security
 from storm_dagster.nimbus.blobs.registry import Registered, is_registered_kind
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.zk.watches import Wake

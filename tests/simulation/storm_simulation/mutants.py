@@ -22,7 +22,7 @@ from storm_dagster.operations.live import cleaner, healing, lifecycle, rebalance
 from storm_dagster.operations.submit import code_storage, publishing
 from storm_dagster.supervisor import cluster_link, upgrades
 from storm_dagster.worker.runtime import cluster_sync
-from storm_dagster.zk import cached_state, cluster_state, leadership, session, storm_cluster_state, transaction
+from storm_dagster.zk import cluster_state, leadership, session, storm_cluster_state, transaction
 from storm_simulation.workers import ModelLoop
 
 Change = tuple[Any, str, Callable[[Any], Any]]
@@ -260,7 +260,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("tasks are given up before they are closed", "I2", (ModelLoop, "call", _always(None))),
     _m("what is dead waits for copies of the reasons", "liveness", (healing, "commit", _explained_first)),
     _m("supervisors watch what is gone", "I3", (cluster_link.ClusterLink, "_read_mine", _always_watched)),
-    _m("the sensor's cache watches what is gone", "I3", (cached_state.CachedReads, "_awaits", _always(True))),
+    _m(
+        "the sensor's cache watches what is gone", "I3", (cluster_state.ZooKeeperClusterState, "_awaits", _always(True))
+    ),
     _m("a daemon stays where its name was", "liveness", (server.AnnouncedName, "check", _always(None))),
     _m("an expired lease comes back by itself", "I2", (cluster_sync.WorkerLease, "valid", _valid_by_session)),
 )
