@@ -91,7 +91,6 @@ def _id_of(tup: Tuple) -> Any:
     if type(number) is not int:
         return number
     if not number:
-        # Few components ask: a number for each tuple would cost a hundredth of a word count.
         number = _next_number()
         _NUMBER.__set__(tup, number)
     # Made when it is asked for: a tuple that knew its id object would never be freed.

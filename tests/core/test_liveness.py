@@ -267,6 +267,22 @@ def test_a_cluster_that_was_started_between_two_looks_gets_a_launch_window_too()
     assert ("lost_host", "s2") in other.kinds(15, cluster(TWO, gone={("s2", 1)}, lost={"s2"}, count=51))
 
 
+def test_a_host_that_came_back_with_its_cluster_and_is_lost_then_has_no_launch_window() -> None:
+    """Found by the simulation (seed 10999): the observer was cut off while every supervisor restarted."""
+    limits = replace(LIMITS, window_secs=8)
+    clock = Clock()
+    clock.at(0, cluster(TWO, count=50))
+    memory = observe(cluster(TWO, count=1), clock.memory, limits, boot_id="b", boot_now=15, grant=True).memory
+    lost = cluster(TWO, lost={"s2"}, gone={("s2", 1)}, count=2)
+    memory = observe(lost, memory, limits, boot_id="b", boot_now=18).memory
+    late = cluster(TWO, lost={"s2"}, gone={("s2", 1)}, beats=21, count=3)
+    causes = observe(late, memory, limits, boot_id="b", boot_now=18.1 + limits.task_secs).causes
+    assert [(cause.kind, cause.node) for cause in causes] == [("lost_host", "s2")]
+    # One that never came back has the launch window.
+    memory = observe(lost, clock.memory, limits, boot_id="b", boot_now=15, grant=True).memory
+    assert observe(late, memory, limits, boot_id="b", boot_now=18.1 + limits.task_secs).causes == ()
+
+
 @pytest.mark.parametrize("status", ["KILLED"])
 def test_statuses_that_are_not_healed(status: str) -> None:
     clock = Clock()

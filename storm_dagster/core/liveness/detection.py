@@ -97,7 +97,8 @@ def observe(
     signs = {node: seen.since for node, seen in memory.supervisors.items()}
     signs.update(memory.last_signs or {})
     # A counter that was left out of a stored memory (``since`` 0) tells nothing.
-    gone = {node: at for node, at in signs.items() if node in placed and node not in supervisors and at >= memory.since}
+    told = memory.since - (limits.window_secs if memory.cold else 0)  # Whoever is there after a restart came back.
+    gone = {node: at for node, at in signs.items() if node in placed and node not in supervisors and at >= told}
     round_ = _Round(view, memory, limits, boot_now, frozenset(silent), gone)
     topologies = {found[0].id: _TopologyCheck(round_, *found).run() for found in _healed(view)}
     since = memory.frozen_since
@@ -202,7 +203,8 @@ class _Round:
             # Supervisor and worker both gone: the host is lost, unless this observer has only just come.
             if missing.since > self.memory.since:
                 return "lost_host", 0
-            return "lost_host", self.limits.launch_secs if self.memory.cold else self.limits.task_secs
+            slow = self.memory.cold and worker.node not in self.last_signs
+            return "lost_host", self.limits.launch_secs if slow else self.limits.task_secs
         if self.is_restarting(worker) or not missing.gone:
             return "dead_worker", self.limits.launch_secs
         return "dead_worker", self.limits.task_secs
