@@ -151,7 +151,7 @@ class ClusterLink:
         cluster = self._cluster
         if cluster is None:
             cluster = StormClusterState.open(self.conf, cluster_id=self.cluster_id)
-            cluster.state.awaits_all = False  # What is of a topology comes with it.
+            cluster.state.awaits_all = False  # The nodes of a topology are made with it.
             cluster.state.add_listener(
                 lambda state: (self._on_assignments if state == "CONNECTED" else self._event.set)()
             )

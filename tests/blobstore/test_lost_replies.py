@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 
-from storm_dagster.blobstore import client
+from storm_dagster.blobstore import LocalBlobStore, client
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.model.conf import default_conf
+from storm_dagster.nimbus.blobs import sync
 from storm_dagster.supervisor import localizer
 from storm_dagster.supervisor.localizer import Localizer
 from storm_rigs.blob_server import BlobServer, serve_blobs
@@ -42,14 +46,33 @@ def fetch(server: BlobServer, folder: Path) -> bytes:
         code.close()
 
 
+def follow(server: BlobServer, folder: Path) -> bytes:
+    """A nimbus that copies a blob: what fails is tried again with the next pass."""
+    base: Any = LocalBlobStore(folder)
+    apart = dict.fromkeys(("cluster", "registry", "status", "peers"))
+    nimbus: Any = SimpleNamespace(**apart, blobs=SimpleNamespace(base=base), conf=default_conf())
+    copies = sync.BlobSync(nimbus)
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            copies._fetch(server.url, CONF, None)
+        assert base.keys() == [], "half a blob is none"
+        copies._fetch(server.url, CONF, None)
+        return base.read(CONF)
+    finally:
+        copies.close()
+
+
+CASES = [(look, 0), *((reader, arrived) for reader in (read, fetch, follow) for arrived in (0, 5))]
+
+
 @pytest.mark.parametrize(
-    ("reader", "arrived"), [(read, 0), (read, 5), (look, 0), (fetch, 0), (fetch, 5)], ids=lambda each: str(each)[:14]
+    ("reader", "arrived"), CASES, ids=[f"{reader.__name__}-{arrived}" for reader, arrived in CASES]
 )
 def test_a_reader_asks_again_when_the_reply_or_the_rest_of_it_is_lost(
     reader: Callable[[BlobServer, Path], bytes], arrived: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "SILENT_SECS", 1.0)
-    monkeypatch.setattr(localizer, "SILENT_SECS", 1.0)
+    for module in (client, localizer, sync):
+        monkeypatch.setattr(module, "SILENT_SECS", 1.0)
     with serve_blobs() as server:
         server.put_code(CODE, {"topology.workers": 2})
         server.lost_after = arrived

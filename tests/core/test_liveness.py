@@ -268,7 +268,7 @@ def test_a_cluster_that_was_started_between_two_looks_gets_a_launch_window_too()
 
 
 def test_a_host_that_came_back_with_its_cluster_and_is_lost_then_has_no_launch_window() -> None:
-    """Found by the simulation (seed 10999): the observer was cut off while every supervisor restarted."""
+    """The observer was cut off while every supervisor restarted."""
     limits = replace(LIMITS, window_secs=8)
     clock = Clock()
     clock.at(0, cluster(TWO, count=50))

@@ -97,8 +97,8 @@ def observe(
     signs = {node: seen.since for node, seen in memory.supervisors.items()}
     signs.update(memory.last_signs or {})
     # A counter that was left out of a stored memory (``since`` 0) tells nothing.
-    told = memory.since - (limits.window_secs if memory.cold else 0)  # Whoever is there after a restart came back.
-    gone = {node: at for node, at in signs.items() if node in placed and node not in supervisors and at >= told}
+    oldest = memory.since - (limits.window_secs if memory.cold else 0)  # After a restart, who is there has come back.
+    gone = {node: at for node, at in signs.items() if node in placed and node not in supervisors and at >= oldest}
     round_ = _Round(view, memory, limits, boot_now, frozenset(silent), gone)
     topologies = {found[0].id: _TopologyCheck(round_, *found).run() for found in _healed(view)}
     since = memory.frozen_since

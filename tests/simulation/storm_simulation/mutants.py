@@ -260,9 +260,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("tasks are given up before they are closed", "I2", (ModelLoop, "call", _always(None))),
     _m("what is dead waits for copies of the reasons", "liveness", (healing, "commit", _explained_first)),
     _m("supervisors watch what is gone", "I3", (cluster_link.ClusterLink, "_read_mine", _always_watched)),
-    _m(
-        "the sensor's cache watches what is gone", "I3", (cluster_state.ZooKeeperClusterState, "_awaits", _always(True))
-    ),
+    _m("everybody watches what is gone", "I3", (cluster_state.ZooKeeperClusterState, "_awaits", _always(True))),
     _m("a daemon stays where its name was", "liveness", (server.AnnouncedName, "check", _always(None))),
     _m("an expired lease comes back by itself", "I2", (cluster_sync.WorkerLease, "valid", _valid_by_session)),
 )
