@@ -122,7 +122,7 @@ def run() -> NoReturn:
         with needs(f"`storm-dagster {asked}`"):
             code = cli.main(standalone_mode=False, prog_name="storm-dagster")
     except StormDagsterError as error:
-        _fail(type(error).__name__, error.message, error.exit_code, as_json)
+        _fail(error.kind, error.message, error.exit_code, as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         sys.stderr.write(error.format_message() + "\n")
         sys.exit(2)

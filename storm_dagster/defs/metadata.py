@@ -38,7 +38,7 @@ def is_final(error: StormDagsterError) -> bool:
 
 def failure_of(error: StormDagsterError) -> dg.Failure:
     """The failure that ends a step because of ``error``."""
-    metadata = {"error_type": type(error).__name__, "message": error.message}
+    metadata = {"error_type": error.kind, "message": error.message}
     return dg.Failure(description=error.message, metadata=metadata, allow_retries=not is_final(error))
 
 

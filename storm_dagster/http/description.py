@@ -218,7 +218,7 @@ def _endpoint(
         except StormDagsterError as error:
             if not storm:
                 raise
-            answer = {"error": type(error).__name__, "errorMessage": error.message}
+            answer = {"error": error.kind, "errorMessage": error.message}
             return JSONResponse(answer, status_code=error.http_status)
         return answer if isinstance(answer, Response) else JSONResponse(answer, status_code=status)
 

@@ -25,9 +25,14 @@ class StormDagsterError(Exception):
         """Thing, reason and remedy in one sentence."""
         return str(self.args[0]) if self.args else self.__class__.__name__
 
+    @property
+    def kind(self) -> str:
+        """Name of the class, by which others know it: of the nearest one here if it is of another module."""
+        return next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
+
     def to_document(self) -> dict[str, Any]:
         """The error as every JSON surface prints it: ``{"error": {"type", "message"}}``."""
-        return {"error": {"type": type(self).__name__, "message": self.message}}
+        return {"error": {"type": self.kind, "message": self.message}}
 
 
 class InvalidRequest(StormDagsterError):

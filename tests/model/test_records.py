@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
+import pkgutil
 from typing import Any
 
 import pytest
 
-from storm_dagster.model.errors import Corrupt, InvalidTopology, error_from_document
+import storm_dagster
+from storm_dagster.defs.metadata import failure_of
+from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError, error_from_document
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -88,6 +92,25 @@ def test_errors_travel_as_documents() -> None:
         type(error_from_document({"error": {"type": "FromTheFuture", "message": "x"}})).__name__ == "StormDagsterError"
     )
     assert "not an error document" in error_from_document("<html>").message
+
+
+def test_whoever_gets_an_error_of_any_class_ends_with_its_exit_code() -> None:
+    """Classes that only one module knows travel as the one that all know."""
+    for module in pkgutil.walk_packages(storm_dagster.__path__, "storm_dagster."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found = [StormDagsterError]
+    for kind in found:
+        found += kind.__subclasses__()
+    ours = {kind for kind in found if kind.__module__.startswith("storm_dagster.")}
+    assert {"ReplyLost", "NotAlive"} < {kind.__name__ for kind in ours}
+    for kind in ours:
+        error = kind.__new__(kind, "what, why, and what to do")
+        again = error_from_document(error.to_document())
+        assert (again.exit_code, again.message) == (error.exit_code, error.message)
+        assert isinstance(error, type(again))
+        metadata = failure_of(error).metadata
+        assert (metadata["error_type"].value, metadata["message"].value) == (type(again).__name__, error.message)
 
 
 @pytest.mark.parametrize(

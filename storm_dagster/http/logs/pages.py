@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import InvalidRequest
 
 PAGE_BYTES = 131_072
 """JStorm's ``log.page.size``."""
@@ -15,11 +15,10 @@ _ENCODINGS = frozenset(
 )
 
 
-class RangeNotSatisfiable(StormDagsterError):
+class RangeNotSatisfiable(InvalidRequest):
     """A page that begins after the end of the file."""
 
     http_status = 416
-    exit_code = 2
 
 
 def check_encoding(name: str | None) -> str:

@@ -142,7 +142,7 @@ class Dispatcher:
         except StormDagsterError as error:
             if set_declared(result, error):
                 return encode_reply(name, seqid, result)
-            text = f"{type(error).__name__}: {error.message}"
+            text = f"{error.kind}: {error.message}"
             return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)
         except Exception:
             # The caller learns that it failed, the log what: a traceback may name paths of this host.
