@@ -60,7 +60,7 @@ def wait_for_run(
                 f"({document.get('url') or 'no URL known'})"
             )
         time.sleep(pause)
-        pause = min(pause * 1.2, 0.5)
+        pause = min(pause * 1.2, 0.2)
 
 
 def wait_for_tasks(
