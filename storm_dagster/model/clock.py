@@ -4,7 +4,6 @@ What stores times of this clock stores :func:`boot_id` beside them, and forgets 
 """
 
 import functools
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +28,8 @@ def boot_id() -> str:
     """Id of this boot: the kernel's own on Linux and macOS, elsewhere the time at which the machine came up."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    import subprocess
+
     try:
         command = ["sysctl", "-n", "kern.bootsessionuuid"]
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,6 @@ from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.peers import can_tell_users, is_own_peer
@@ -176,10 +176,12 @@ def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
     """
     log = _log.warning
     with events, contextlib.suppress(zmq.ContextTerminated):
-        while event := recv_monitor_message(events):
-            with contextlib.suppress(OSError, IndexError), _duplicate(event["value"]) as link:
+        while True:
+            # 16 bits of the event and 32 of the file descriptor. What PyZMQ reads them with loads all of asyncio.
+            event, endpoint = events.recv_multipart()
+            with contextlib.suppress(OSError, IndexError), _duplicate(int.from_bytes(event[2:], sys.byteorder)) as link:
                 own, peer = link.getsockname(), link.getpeername()
-                if str(own[1]) == event["endpoint"].rpartition(b":")[2].decode() and not is_own_peer(own, peer):
+                if str(own[1]) == endpoint.rpartition(b":")[2].decode() and not is_own_peer(own, peer):
                     link.shutdown(socket.SHUT_RDWR)
                     log("connections of other users of this machine are ended: set storm.secret.file")
                     log = _log.debug
