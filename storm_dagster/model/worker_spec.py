@@ -19,6 +19,8 @@ from storm_dagster.model.processes import Process, processes
 
 WORKER_MODULE = "storm_dagster.worker"
 """Command line of a worker, before the path of its spec."""
+SPARE = "--spare"
+"""After that path: wait for a line of standard input before reading it; end when there is none."""
 _MOST_BEAT_BYTES = 4096
 EXIT_STOPPED = 0
 """The worker was stopped (SIGTERM)."""
@@ -51,6 +53,8 @@ class WorkerSpec(BaseModel, frozen=True, extra="forbid"):
     """SHA-256 of the archive, first 16 hex digits; announced in the worker's node."""
     restarts: int = 0
     """Restarts of the topology that were asked for when the process was started."""
+    started: float = 0.0
+    """When the supervisor started it, by the boot clock, seconds; a spare's process is older."""
     heartbeat_path: str
     """File that the worker's heartbeat thread replaces every ``worker.heartbeat.frequency.secs``."""
     log_path: str

@@ -34,8 +34,8 @@ from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalS
 from storm_dagster.supervisor.localizer import Localizer
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
-from storm_dagster.supervisor.slots import Launch, SlotTable
-from storm_dagster.supervisor.upgrades import Upgrades, started_at
+from storm_dagster.supervisor.slots import SlotTable
+from storm_dagster.supervisor.upgrades import Upgrades
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Supervisor:
         supervisor_id: str,
         ports: Sequence[int],
         logs: LogService,
-        launch: Launch | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.id = supervisor_id
         self._log_service = logs
@@ -88,6 +88,8 @@ class Supervisor:
         self._localizer = Localizer(
             self._folder, self._link.nimbus_urls, conf.values, self._stopping, self._link.code_hash
         )
+        launcher = launcher or Launcher(home, supervisor_id, conf["storm.local.hostname"], conf.values)
+        self._spares = launcher.spares
         self.table: SlotTable = SlotTable(
             self._ports,
             SlotLimits(
@@ -96,7 +98,7 @@ class Supervisor:
                 kill_after=conf["supervisor.worker.shutdown.sleep.secs"],
             ),
             self._localizer,
-            launch or Launcher(home, supervisor_id, conf["storm.local.hostname"], conf.values).launch,
+            launcher.launch,
             wake=self._wake.set,
             clean=self._clean,
             report=self._link.report,
@@ -125,6 +127,7 @@ class Supervisor:
                     process,
                     heartbeat_path(self._home / "workers" / known.worker_id),
                     log_path(self._home, known.topology_id, known.port),
+                    now,
                 )
         for wanted in before.wanted if before is not None else ():
             work = Work(wanted.topology_id, wanted.code_dir, wanted.restarts)
@@ -153,6 +156,7 @@ class Supervisor:
                     tidied_at = now
                     self._housekeeper.do(self._tidy)
                     self._housekeeper.do(self._probe)
+                    self._housekeeper.do(self._spares.refill)
                 self._wake.wait(self.table.pause(now, longest))
         finally:
             self._stopping.set()
@@ -162,6 +166,7 @@ class Supervisor:
             self._link.close()
             self._save()
             self._housekeeper.close()
+            self._spares.close()
             self._localizer.close()
 
     def run_pass(self, now: float) -> None:
@@ -192,8 +197,8 @@ class Supervisor:
         for live in self.table.workers():
             work, slot = live.worker.work, self.table.slots.get(live.port)
             stable = slot is not None and slot.state == "running" and slot.wanted == work
-            started, running = started_at(live.process.start_ticks), stable and live.status == "running"
-            found.append(SlotRun(live.port, work.topology_id, work.code_dir, started, running))
+            running = stable and live.status == "running"
+            found.append(SlotRun(live.port, work.topology_id, work.code_dir, live.started, running))
         return found
 
     def _info(self, count: int) -> SupervisorInfo:

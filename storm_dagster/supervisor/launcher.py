@@ -6,7 +6,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -15,16 +14,17 @@ from typing import Any
 
 import storm_dagster
 from storm_dagster.core.slots.model import Work, Worker
-from storm_dagster.model.clock import boot_id
+from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.processes import RunFile, start_ticks
 from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec, read_json_object, worker_processes
+from storm_dagster.model.worker_spec import SPARE, WORKER_MODULE, WorkerSpec, read_json_object, worker_processes
 from storm_dagster.model.zookeeper_access import PAYLOAD, ZooKeeperUsers
 from storm_dagster.operations.live.worker_requests import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker, WorkerProcess
+from storm_dagster.supervisor.spares import Spares, end, start
 from storm_dagster.supervisor.worker_user import OWN, WorkerUser, link_code, open_home, worker_user
 
 _log = logging.getLogger(__name__)
@@ -66,12 +66,12 @@ _PASSED_ON = (
 
 
 def worker_environment(
-    base: Mapping[str, str], conf: Mapping[str, Any], archive_root: Path, home: Path, allowed: Sequence[str] = ()
+    base: Mapping[str, str], conf: Mapping[str, Any], archive_root: Path | None, home: Path, allowed: Sequence[str] = ()
 ) -> dict[str, str]:
     """Environment of a worker: what it needs of the supervisor's and what is ``allowed`` (patterns) by
     ``supervisor.worker.environment``, ``topology.environment`` over it, and its import path.
 
-    The archive is first on the path, then the user's PYTHONPATH, then this package.
+    The archive is first on the path, which a spare adds itself, then the user's PYTHONPATH, then this package.
     """
     wanted = conf.get("topology.environment") or {}
     for name in wanted:
@@ -84,7 +84,7 @@ def worker_environment(
     }
     environment = {**passed, "PYTHONUNBUFFERED": "1", **{name: str(value) for name, value in wanted.items()}}
     ours = str(Path(storm_dagster.__file__).parents[1])
-    path = [str(archive_root), *environment.get("PYTHONPATH", "").split(os.pathsep), ours]
+    path = [str(archive_root or ""), *environment.get("PYTHONPATH", "").split(os.pathsep), ours]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in path if part))
     environment["STORM_DAGSTER_HOME"] = str(home)
     return environment
@@ -102,7 +102,9 @@ class Launcher:
         # User code runs in workers: they get their own link key and ZooKeeper user, never the cluster's secrets.
         self._handed = {key: value for key, value in self._conf.items() if key not in _KEPT_BACK}
         self._users = ZooKeeperUsers.of(self._conf)
+        self.spares = Spares(self._conf["supervisor.worker.spares"], self._spare)
         if self._conf["supervisor.run.worker.as.user"]:
+            self.spares.number = 0  # Whose it will be is not known before.
             open_home(home)
             theirs = {"path": self._conf["supervisor.worker.zookeeper.keystore.path"], "password": None}
             self._handed |= {f"storm.zookeeper.ssl.keystore.{part}": value for part, value in theirs.items()}
@@ -114,9 +116,10 @@ class Launcher:
         valid, :class:`Unavailable` if the interpreter cannot be started.
         """
         conf = read_json_object(code.path / "stormconf.ser", "it is fetched again")
-        worker_id = uuid.uuid4().hex
-        folder = self._home / "workers" / worker_id
         user = worker_user(self._conf, conf)
+        alike = user is None and not conf.get("topology.environment") and not conf.get("topology.python")
+        worker_id, spare = self.spares.take(alike)
+        folder = self._home / "workers" / worker_id
         own = folder / OWN if user is not None else folder
         log = log_path(self._home, work.topology_id, port)
         spec = WorkerSpec(
@@ -132,6 +135,7 @@ class Launcher:
             code_dir=str(code.path),
             code=code.sha256[:16],
             restarts=work.restarts,
+            started=boot_clock(),
             heartbeat_path=str(own / HEARTBEAT),
             log_path=str(log),
         )
@@ -157,8 +161,13 @@ class Launcher:
                 theirs.write(own / SPEC)
                 link_code(code.path, own / code.path.name)
                 user.give(own)
-            child = self._spawn(worker_command(conf, own / SPEC), own, environment, log, user)
+            if spare is not None and start(spare):
+                child = spare
+            else:
+                child = self._spawn(worker_command(conf, own / SPEC), own, environment, log, user)
         except BaseException:
+            if spare is not None:
+                end(spare)
             shutil.rmtree(folder, ignore_errors=True)
             raise
         ticks = start_ticks(child.pid)
@@ -169,10 +178,22 @@ class Launcher:
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
         what, topology = (worker_id, work.topology_id, port, child.pid), {"topology": work.topology_id}
         _log.info("started worker %s of %s in slot %d, pid %d", *what, extra=topology)
-        return LiveWorker(port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log)
+        return LiveWorker(port, Worker(worker_id, work), process, Path(spec.heartbeat_path), log, spec.started)
+
+    def _spare(self, worker_id: str) -> subprocess.Popen[bytes]:
+        command = [*worker_command({}, self._home / "workers" / worker_id / SPEC), SPARE]
+        allowed = self._conf["supervisor.worker.environment"]
+        environment = worker_environment(dict(os.environ), {}, None, self._home, allowed)
+        return self._spawn(command, self._home, environment, Path(os.devnull), None, subprocess.PIPE)
 
     def _spawn(
-        self, command: list[str], folder: Path, environment: dict[str, str], log: Path, user: WorkerUser | None
+        self,
+        command: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        log: Path,
+        user: WorkerUser | None,
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         # Appending keeps the output of the slot's last worker, and leaves no hole after a truncation.
         with log.open("ab") as output:
@@ -183,7 +204,7 @@ class Launcher:
                     command,
                     cwd=folder,
                     env=environment,
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -247,6 +268,8 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
             if os.stat(f"/proc/{process.pid}").st_uid != path.parent.stat().st_uid:
                 continue
             spec = WorkerSpec.read(folder / SPEC)
+        except FileNotFoundError:
+            continue  # A spare, which ends with its supervisor.
         except (OSError, Corrupt) as error:
             _log.warning("process %d runs a worker whose spec cannot be read: %s", process.pid, error)
             continue
@@ -256,7 +279,7 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
         restarts = spec.restarts if _is_current(spec, security, users) else _OUTDATED
         worker = Worker(folder.name, Work(spec.topology_id, Path(spec.code_dir).name, restarts))
         known = WorkerProcess(process.pid, process.start_ticks, boot_id())
-        found.append(LiveWorker(spec.port, worker, known, Path(spec.heartbeat_path), Path(spec.log_path)))
+        found.append(LiveWorker(spec.port, worker, known, Path(spec.heartbeat_path), Path(spec.log_path), spec.started))
     return sorted(found, key=lambda worker: (worker.port, worker.process.start_ticks))
 
 

@@ -48,6 +48,8 @@ class LiveWorker:
     process: WorkerProcess
     heartbeat_path: Path
     log_path: Path
+    started: float
+    """Boot clock, seconds."""
     count: int = -1
     status: str = ""
     """Status in that heartbeat."""

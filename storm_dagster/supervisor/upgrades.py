@@ -6,7 +6,6 @@ nothing of upgrades: they get the code to run, and report how that went.
 """
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,11 +22,6 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _log = logging.getLogger(__name__)
 _MOST_FAILURES = 100
-
-
-def started_at(start_ticks: int) -> float:
-    """Start of a process by the boot clock, seconds; -1 if it died before its start time was read."""
-    return start_ticks / os.sysconf("SC_CLK_TCK") if start_ticks >= 0 else -1.0
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ _wanted = os.environ.get(_PLUGINS)
 os.environ[_PLUGINS] = "__all__"
 from storm_dagster.model.errors import MissingPart, StormDagsterError  # noqa: E402
 from storm_dagster.model.host import needs  # noqa: E402
-from storm_dagster.model.worker_spec import EXIT_SUPERSEDED  # noqa: E402
+from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, SPARE, WORKER_MODULE, WorkerSpec  # noqa: E402
 
 try:
     with needs("a worker"):
@@ -25,12 +25,35 @@ else:
     os.environ[_PLUGINS] = _wanted
 
 
+def _wait_for_spec(path: Path) -> None:
+    """Wait until the supervisor has written the spec, then become what an interpreter would be that it starts now."""
+    if not sys.stdin.readline():
+        os._exit(0)  # The supervisor ended.
+    spec = WorkerSpec.read(path)
+    log = os.open(spec.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(file, number)
+    archive = str(spec.archive_root)
+    folder = [str(path.parent)] if sys.path[0] == os.getcwd() else []  # Not with PYTHONSAFEPATH.
+    sys.path[: len(folder)] = [*folder, archive]
+    os.chdir(path.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join((archive, os.environ["PYTHONPATH"]))
+    shipped = {file.name.partition(".")[0] for file in spec.archive_root.glob("*")}
+    if not shipped.isdisjoint({*sys.modules, "sitecustomize", "usercustomize"}):
+        # The archive goes before what is installed, and that was imported already.
+        os.execv(sys.executable, [sys.executable, "-m", WORKER_MODULE, str(path)])
+
+
 def main() -> int:
     """Run one worker; its exit code."""
-    if len(sys.argv) != 2:
+    spare = sys.argv[2:] == [SPARE]
+    if len(sys.argv) != 2 and not spare:
         sys.stderr.write("usage: python -m storm_dagster.worker SPEC.json\n")
         return 2
     try:
+        if spare:
+            _wait_for_spec(Path(sys.argv[1]))
+            del sys.argv[2]
         code = run_worker(Path(sys.argv[1]))
         # Its process ends without exit hooks. A worker without Spark components has not loaded it.
         if (spark := sys.modules.get("storm_dagster.api.spark_session")) is not None:

@@ -17,7 +17,7 @@ TOGETHER = {
     "the shared cluster": (
         *("tests/browser/", "tests/cluster/test_streamparse.py", "tests/cluster/test_faults.py"),
         *("tests/cluster/test_recovery.py", "tests/cluster/test_upgrades.py", "tests/cluster/test_ack_gaps.py"),
-        "tests/cluster/test_storm_client.py",
+        *("tests/cluster/test_storm_client.py", "tests/cluster/test_spares.py"),
         "tests/security/test_other_users_of_a_cluster.py",
     ),
     "the shared Spark server": (

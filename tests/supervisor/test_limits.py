@@ -41,7 +41,9 @@ def eat(tmp_path: Path) -> Iterator[Callable[[int], LiveWorker]]:
         started.append(child)
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         process = WorkerProcess(child.pid, start_ticks(child.pid) or -1, boot_id(), child)
-        return LiveWorker(6900, Worker("w1", Work("wc-1-1", "wc-1-1")), process, tmp_path / "beat", tmp_path / "log")
+        return LiveWorker(
+            6900, Worker("w1", Work("wc-1-1", "wc-1-1")), process, tmp_path / "beat", tmp_path / "log", 0.0
+        )
 
     yield start
     for child in started:

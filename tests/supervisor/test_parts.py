@@ -340,7 +340,7 @@ def test_a_disk_that_became_read_only_is_noticed_and_ends_nothing(
     """Such a disk refuses to remove files too, also those that are not there."""
     run = RunFile.write(tmp_path, "worker", "s1-6900", {"data": 6900})
     process = WorkerProcess(run.pid, run.start_ticks, boot_id())
-    live = LiveWorker(6900, Worker("w", Work("wc-1-1", "wc-1-1")), process, tmp_path / "beat", tmp_path / "log")
+    live = LiveWorker(6900, Worker("w", Work("wc-1-1", "wc-1-1")), process, tmp_path / "beat", tmp_path / "log", 0.0)
     keeper = SimpleNamespace(save_again=lambda: None, do=lambda action: action())
     supervisor: Any = SimpleNamespace(
         id="s1", _folder=tmp_path, _home=tmp_path, _full=False, _wake=threading.Event(), _housekeeper=keeper

@@ -19,6 +19,7 @@ from storm_dagster.operations.live import deploy
 from storm_dagster.supervisor import daemon, local_state, slots
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import LiveWorker
+from storm_dagster.supervisor.spares import Spares
 from storm_simulation.disks import full_disk
 from storm_simulation.kernel import Host, Process
 from storm_simulation.network import HttpClient
@@ -194,6 +195,7 @@ class Starter:
     def __init__(self, cluster: Cluster, host: Host) -> None:
         self._cluster = cluster
         self._host = host
+        self.spares = Spares(0, lambda _: NotImplemented)
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LiveWorker:
         if self._host.disk != "well":
@@ -209,6 +211,7 @@ class Starter:
             SimulatedWorkerProcess(worker.process.pid, worker.ticks, worker.boot_id),  # type: ignore[arg-type]
             worker.heartbeat_path,
             Path("/dev/null"),
+            worker.started,
         )
 
 
@@ -220,6 +223,7 @@ def _find_workers(home: Path, supervisor_id: str, conf: object) -> list[LiveWork
             SimulatedWorkerProcess(worker.process.pid, worker.ticks, worker.boot_id),  # type: ignore[arg-type]
             worker.heartbeat_path,
             Path("/dev/null"),
+            worker.started,
         )
         for worker in _cluster[-1].workers.values()
         if worker.spec.node == supervisor_id and not worker.process.dead
@@ -296,11 +300,11 @@ class SimulatedSupervisor:
         home = self.cluster.home(self.host)
         process = self.process = self.cluster.process(f"supervisor-{self.host.name}", self.host)
         stop = self._stop = Event()
-        launch = Starter(self.cluster, self.host).launch
+        launcher = Starter(self.cluster, self.host)
         process.at_end.append(self._ended)
 
         def main() -> None:
-            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, LogService(), launch)  # type: ignore[arg-type]
+            self.daemon = daemon.Supervisor(conf, home, self.host.name, self.ports, LogService(), launcher)  # type: ignore[arg-type]
             self.daemon.serve(stop)  # type: ignore[arg-type]
             process.kill(0)
 

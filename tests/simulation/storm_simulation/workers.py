@@ -206,7 +206,8 @@ class SimulatedWorker:
         self.conf = {**cluster.conf().values, **{k: v for k, v in code["conf"].items() if v is not None}}
         self.process: Process = cluster.process(f"worker-{host.name}-{port}", host)
         self.boot_id = f"boot-{host.name}-{host.files.get('boots', 0)}"
-        self.ticks = int(cluster.kernel.boot(self.process) * 100)
+        self.started = cluster.kernel.boot(self.process)
+        self.ticks = int(self.started * 100)
         self.loop: ModelLoop | None = None
         self.lease: WorkerLease | None = None
         self.sync: cluster_sync.ClusterSync | None = None

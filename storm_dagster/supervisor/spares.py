@@ -1,0 +1,76 @@
+"""Spares: workers that have imported everything, and wait for what they are to run.
+
+Imports are most of a worker's start, and all workers of a host start at once after a submission or the loss of another
+host. A spare reads its spec when its supervisor tells it to, and ends when that one does.
+"""
+
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from storm_dagster.model.clock import boot_clock
+
+_CALM_SECS = 5.0
+"""Time after a start in which no spare is started: the new worker needs the processor."""
+
+
+@dataclass(eq=False)
+class Spares:
+    """At most ``number`` waiting processes of one supervisor. Thread-safe."""
+
+    number: int
+    spawn: Callable[[str], subprocess.Popen[bytes]]
+    """Starts a process for that worker id, with a pipe as its standard input."""
+    _waiting: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _taken_at: float = float("-inf")
+    _closed: bool = False
+
+    def take(self, wanted: bool) -> tuple[str, subprocess.Popen[bytes] | None]:
+        """A worker id, and its waiting process unless there is none or none is ``wanted``."""
+        with self._lock:
+            self._taken_at = boot_clock()
+            while wanted and self._waiting:
+                worker_id, child = self._waiting.popitem()
+                if child.poll() is None:
+                    return worker_id, child
+                end(child)
+        return uuid.uuid4().hex, None
+
+    def refill(self) -> None:
+        """Start what is missing, if no worker was started a moment ago. Raises what ``spawn`` raises."""
+        with self._lock:
+            self._waiting = {worker_id: child for worker_id, child in self._waiting.items() if child.poll() is None}
+            while not self._closed and len(self._waiting) < self.number and boot_clock() - self._taken_at > _CALM_SECS:
+                worker_id = uuid.uuid4().hex
+                self._waiting[worker_id] = self.spawn(worker_id)
+
+    def close(self) -> None:
+        """End all that wait."""
+        with self._lock:
+            self._closed = True
+            while self._waiting:
+                end(self._waiting.popitem()[1])
+
+
+def start(child: subprocess.Popen[bytes]) -> bool:
+    """Tell a spare that its spec is there; whether it lived."""
+    assert child.stdin is not None
+    try:
+        child.stdin.write(b"\n")
+        child.stdin.close()
+    except OSError:
+        end(child)
+        return False
+    return True
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a process that was never told to start."""
+    child.kill()
+    child.wait()
+    with suppress(OSError, AttributeError):
+        child.stdin.close()  # type: ignore[union-attr]
