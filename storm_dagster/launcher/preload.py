@@ -18,6 +18,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.model.forks import threads, without_library_threads
+from storm_dagster.model.security import public_authorities
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ def preload(modules: Sequence[str], umask: int) -> tuple[Settings, set[str]]:
             if threads() > before:
                 log.info("loading %s started a thread", name)
                 before = threads()
+    public_authorities()  # Each HTTP client of a run needs them.
     # Objects from before the fork stay shared with the runs.
     gc.collect()
     gc.freeze()

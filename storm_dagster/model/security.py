@@ -5,6 +5,7 @@ Nothing is configured by default, and then everything listens on loopback only (
 daemon, run and client of a cluster knows; whoever signs with it is the cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both sides trust.
 """
 
+import functools
 import hashlib
 import hmac
 import logging
@@ -22,6 +23,14 @@ _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
 SILENT_SECS = 5.0
 """Silence of a nimbus after which a read of a blob is tried again: the reply, or the rest of it, may be lost."""
+
+
+@functools.cache
+def public_authorities() -> ssl.SSLContext:
+    """TLS context of a client that trusts the authorities of the web. To load them takes 50 ms: once in a process."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def _secrets_of(conf: Any) -> tuple[str, ...]:
@@ -162,8 +171,7 @@ class Security:
         options: dict[str, Any] = {"trust_env": False}
         if self.secret is not None:
             options["auth"] = signer(self.secret, tls=self.ca is not None)
-        if self.ca is not None:
-            options["verify"] = self.client_context()
+        options["verify"] = public_authorities() if self.ca is None else self.client_context()
         return options
 
     def server_context(self, *, client_certificate: bool = True) -> ssl.SSLContext:

@@ -22,7 +22,7 @@ import httpx
 
 from storm_dagster.model.dagster_names import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.security import Security, read_private_file
+from storm_dagster.model.security import Security, public_authorities, read_private_file
 from storm_dagster.model.signing import signer
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -143,10 +143,10 @@ class DagsterTransport:
         self._security = security or Security()
         self._http = httpx.Client(timeout=timeout, trust_env=False, verify=self._verify())
 
-    def _verify(self) -> ssl.SSLContext | bool:
+    def _verify(self) -> ssl.SSLContext:
         """Public authorities and the cluster's own."""
         if self._security.ca is None:
-            return True
+            return public_authorities()
         context = httpx.create_ssl_context()
         self._security.load_into(context)
         return context
