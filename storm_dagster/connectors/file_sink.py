@@ -17,8 +17,6 @@ from storm_dagster.connectors.settings import assets_of, client_settings, file_s
 from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
-__all__ = ["FileSink"]
-
 _log = logging.getLogger(__name__)
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci"}
 """Stores where a file appears when all of it is written. Elsewhere it gets its name then."""

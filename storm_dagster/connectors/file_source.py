@@ -14,8 +14,6 @@ from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["FileSource"]
-
 _END = "end"
 """Position of a file that was read."""
 _KINDS = {"jsonl": "lines", "ndjson": "lines", "txt": "lines", "log": "lines", "csv": "csv", "parquet": "parquet"}

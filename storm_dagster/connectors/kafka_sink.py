@@ -10,8 +10,6 @@ from storm_dagster.connectors.settings import assets_of, client_library, client_
 from storm_dagster.connectors.sinks import Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["KafkaSink"]
-
 _SECS = 30.0
 """Longest wait for an answer of the brokers, after which the batch is tried again."""
 

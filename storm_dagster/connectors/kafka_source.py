@@ -20,8 +20,6 @@ from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord, first_
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.futures import in_thread
 
-__all__ = ["KafkaSource"]
-
 _log = logging.getLogger(__name__)
 _OURS = {
     "enable.auto.commit": False,

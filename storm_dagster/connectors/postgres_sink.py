@@ -8,8 +8,6 @@ from storm_dagster.connectors.settings import assets_of, client_library, client_
 from storm_dagster.connectors.sinks import Rejected, Retry, Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
-__all__ = ["PostgresSink"]
-
 _MANY, _MISFITS = 10, ("DatatypeMismatch", "UndefinedColumn", "SyntaxError", "GeneratedAlways")
 _OF_ROW = (*_MISFITS, "ProgramLimitExceeded", "RaiseException")
 _RECORD_ID, _TOKENS = "record_id", "storm_sink_tokens"

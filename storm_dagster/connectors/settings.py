@@ -10,8 +10,6 @@ from typing import Any
 from storm_dagster.model.conf import is_secret_key
 from storm_dagster.model.errors import InvalidRequest, MissingPart
 
-__all__ = ["client_library", "client_settings"]
-
 
 @contextmanager
 def client_library(extra: str) -> Iterator[None]:

@@ -11,8 +11,6 @@ from storm_dagster.api.specs import Outputs, Stream
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart, Unavailable
 
-__all__ = ["Rejected", "Retry", "Row", "Sink", "SinkBolt"]
-
 _LEAST_PAUSE_MS, _MOST_PAUSE_MS, _REPORT_MS = 500, 10_000, 60_000
 
 

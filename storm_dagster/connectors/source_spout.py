@@ -13,8 +13,6 @@ from storm_dagster.connectors.tracking import SPAN, OpenRecord, Retries, SourceR
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.groupings import reader_of
 
-__all__ = ["SourceSpout"]
-
 _from_json = msgspec.json.Decoder().decode
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "json": lambda raw: _from_json(raw) if type(raw) is bytes or type(raw) is str else raw,

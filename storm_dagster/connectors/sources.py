@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Protocol
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
 
-__all__ = ["Lag", "Source"]
-
 
 @dataclass(frozen=True)
 class Lag:

@@ -30,8 +30,6 @@ from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
-__all__ = ["GivenSpout", "HarnessResult", "Recorder", "TopologyHarness", "run_topology"]
-
 _RECORDER = "harness.recorder"
 _ROUND_TRIPS = "topology.testing.always.try.serialize"
 _STEP_SECS = 0.1

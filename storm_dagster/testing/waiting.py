@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-__all__ = ["eventually"]
-
 T = TypeVar("T")
 
 
