@@ -64,10 +64,6 @@ class DagsterReports:
         bolt._bound().event(event, bolt._anchors(anchors))
 
 
-AUTO: Any = None
-"""Default ``anchors`` of an emit, as ``auto_anchor`` says; pass ``[]`` for an unanchored tuple."""
-
-
 class Bolt(Component):
     """A component that processes the tuples of its inputs, one at a time in each task.
 
@@ -123,7 +119,7 @@ class Bolt(Component):
         self,
         tup: Sequence[Any],
         stream: str | None = None,
-        anchors: Sequence[Tuple | int | str] | None = AUTO,
+        anchors: Sequence[Tuple | int | str] | None = None,
         direct_task: int | None = None,
         need_task_ids: bool = False,
     ) -> list[int] | None:
