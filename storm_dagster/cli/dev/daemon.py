@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from storm_dagster.cli.dev.ending import end_session
+from storm_dagster.cli.dev.ending import kill_family
 from storm_dagster.model.processes import RunFile
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -113,7 +113,8 @@ class Daemon:
             self._start_at = now + pause
             log.warning("%s ended with code %s; it is started again in %g s", self.spec.name, code, pause)
             if self._record is not None:
-                end_session(self._home, self._record)
+                # What it left behind in its session holds the ports of the next one.
+                kill_family(self._home, [self._record])
             return False
         if now < self._start_at:
             return False

@@ -80,15 +80,18 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
     _wait_gone(records, 5.0, lambda: False)
 
 
-def end_session(home: Path, record: RunFile) -> None:
-    """Kill what a dead daemon left behind in its session, so that its ports are free for the next one."""
-    for _ in range(50):
-        left = [process for process in family(home, [record]) if process.pid != record.pid]
+def kill_family(home: Path, records: list[RunFile], reap: Callable[[], None] = lambda: None) -> list[Process]:
+    """Kill the :func:`family`; returns what is left of it after three seconds."""
+    left: list[Process] = []
+    for _ in range(60):
+        left = family(home, records)
         if not left:
-            return
+            break
         for process in left:
             signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
+        reap()
         time.sleep(0.05)
+    return left
 
 
 def end_cluster(
@@ -120,15 +123,7 @@ def end_cluster(
             _end(wave, patience, hurry)
             reap()
     # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
-    left: list[Process] = []
-    for _ in range(60):
-        left = family(home, records)
-        if not left:
-            break
-        for process in left:
-            signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
-        reap()
-        time.sleep(0.05)
+    left = kill_family(home, records, reap)
     for path in run_dir(home).glob("*.json"):
         record = RunFile.read(path)
         if record is None or (record.pid != os.getpid() and not record.alive()):

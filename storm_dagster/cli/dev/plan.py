@@ -216,12 +216,9 @@ class ClusterPlan:
         )
         return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
-    def _daemon(self, role: str, id: str, ports: dict[str, int], values: dict[str, Any], *rest: str) -> DaemonSpec:
-        return DaemonSpec(role, id, self._python(role, values, *rest), ports)
-
     def spark_daemon(self) -> DaemonSpec:
         """The embedded Spark Connect server."""
-        return self._daemon("spark", "0", {"connect": self.ports.spark}, {"spark.remote": None})
+        return DaemonSpec("spark", "0", self._python("spark", {"spark.remote": None}), {"connect": self.ports.spark})
 
     def spark_master_daemon(self) -> DaemonSpec:
         """Master of the Spark standalone cluster."""
@@ -242,13 +239,13 @@ class ClusterPlan:
         """One nimbus."""
         name, ports = f"n{index + 1}", {"thrift": self.ports.thrift[index], "http": self.ports.http[index]}
         values = {f"nimbus.{service}.port": port for service, port in ports.items()}
-        return self._daemon("nimbus", name, ports, values, "--id", name)
+        return DaemonSpec("nimbus", name, self._python("nimbus", values, "--id", name), ports)
 
     def supervisor_daemon(self, index: int) -> DaemonSpec:
         """One supervisor."""
         name, http = self.supervisor_id(index), self.ports.supervisor_http[index]
         values = {"supervisor.slots.ports": list(self.ports.slots[index]), "supervisor.http.port": http}
-        return self._daemon("supervisor", name, {"http": http}, values, "--id", name)
+        return DaemonSpec("supervisor", name, self._python("supervisor", values, "--id", name), {"http": http})
 
     def storage_command(self) -> tuple[str, ...]:
         """A process that creates Dagster's tables."""
