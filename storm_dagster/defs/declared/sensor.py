@@ -21,6 +21,7 @@ from storm_dagster.defs.observe.history import newest_observation
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.model.dagster_names import PRIORITY_TAGS
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.multimap import multimap
 
 DECLARED_TAG = {"storm/declared": "topology"}
 """Tag of the asset of each declared topology."""
@@ -62,10 +63,8 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now, cursor, instance = time.time(), read_cursor(context.cursor), context.instance
         events, requests, summary = list[Any](), list[dg.RunRequest](), list[str]()
-        clusters: dict[str, list[DeclaredTopology]] = {}
-        for topology in topologies.values():
-            where = digest([topology.zookeeper.home, topology.zookeeper.conf_dir])[:8]
-            clusters.setdefault(where, []).append(topology)
+        places = ((digest([one.zookeeper.home, one.zookeeper.conf_dir])[:8], one) for one in topologies.values())
+        clusters = multimap(places)
         ticked = {where: cursor.get(where) for where in clusters}
         for where, declared in clusters.items():
             snapshots, trouble = _look(declared, instance)

@@ -23,6 +23,7 @@ from storm_dagster.defs.resources.processes import NimbusResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.multimap import multimap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,10 +45,8 @@ def samples_of(documents: Iterable[Mapping[str, Any]], now: float) -> list[tuple
     at = datetime.fromtimestamp(int(now), tz=timezone.utc)
     rows: list[tuple[Any, ...]] = []
     for document in documents:
-        by_component: dict[str, list[Mapping[str, Any]]] = {}
-        for task in document.get("tasks", ()):
-            if isinstance(task.get("stats"), Mapping):
-                by_component.setdefault(str(task["component"]), []).append(task["stats"])
+        counting = (task for task in document.get("tasks", ()) if isinstance(task.get("stats"), Mapping))
+        by_component = multimap((str(task["component"]), task["stats"]) for task in counting)
         for component, stats in sorted(by_component.items()):
             sums = [sum(int(part.get(name) or 0) for part in stats) for name in COUNTERS]
             names = ("execute_ms", "complete_ms")
