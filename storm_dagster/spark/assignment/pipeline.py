@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from storm_dagster.spark.assignment import schema
 from storm_dagster.spark.assignment.groups import allocate_slots, assign_tasks, request_slots
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, GroupedData, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _MOST_PARTITIONS = 32
 _TASKS_OF_PARTITION = 50_000
@@ -41,7 +41,7 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
     frames = batch_frames(batches)
     placed = schema.PLACED.empty_table()
     if frames.topologies.num_rows:
-        placed = _placed(session, frames, *_cut(batches)).toArrow()
+        placed = _placed(session, frames, _cut(batches)).toArrow()
     results = _read_results(batches, placed)
     seconds = time.monotonic() - started
     return [PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds) for placements in results]
@@ -66,24 +66,32 @@ def _cut(batches: Sequence[PlacementBatch]) -> tuple[int, int]:
     return partitions, max(1, _TASKS_OF_GROUP * len(tasks) // max(1, sum(tasks)))
 
 
-def _grouped(frame: DataFrame, partitions: int, together: int) -> GroupedData:
+def _in_groups(
+    function: Callable[..., pa.Table], runs: DataFrame, rows: DataFrame, cut: tuple[int, int], result: pa.Schema
+) -> DataFrame:
+    """``function`` of the executors of some topologies and of the rows about them: in Arrow groups, in parallel."""
+    partitions, together = cut
     part = F.floor(F.col("topology") / together).alias("part")
-    return frame.select("*", part).repartition(partitions, "cluster", "part").groupBy("cluster", "part")
+    executors, facts = (
+        frame.select("*", part).repartition(partitions, "cluster", "part").groupBy("cluster", "part")
+        for frame in (runs, rows)
+    )
+    return executors.cogroup(facts).applyInArrow(function, schema.ddl(result))
 
 
-def _placed(session: SparkSession, frames: Frames, partitions: int, together: int) -> DataFrame:
+def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> DataFrame:
     supervisors = _frame(session, frames.supervisors)
     topologies = _frame(session, frames.topologies)
     runs = _frame(session, frames.runs)
     history = _frame(session, frames.history) if frames.history is not None else None
     topologies = topologies.withColumn("text", F.to_json("about", {"ignoreNullFields": "false"}))
-    facts = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
+    facts = _about(topologies)
     if history is None:
         requests = _plain_requests(topologies)
     else:
-        with_history = _requests_with_history(
-            topologies.where("history"), runs.where("history").drop("history"), history, partitions, together
-        )
+        about = _about(topologies.where("history")).unionByName(history, allowMissingColumns=True)
+        executors = runs.where("history").drop("history")
+        with_history = _in_groups(request_slots, executors, about, cut, schema.SLOT_REQUESTS)
         requests = _plain_requests(topologies.where(~F.col("history"))).unionByName(with_history)
         facts = facts.unionByName(history, allowMissingColumns=True)
     allocated = (
@@ -93,11 +101,11 @@ def _placed(session: SparkSession, frames: Frames, partitions: int, together: in
         .applyInArrow(allocate_slots, schema.ddl(schema.ALLOCATED))
     )
     facts = facts.unionByName(allocated, allowMissingColumns=True)
-    return (
-        _grouped(runs.drop("history"), partitions, together)
-        .cogroup(_grouped(facts, partitions, together))
-        .applyInArrow(assign_tasks, schema.ddl(schema.PLACED))
-    )
+    return _in_groups(assign_tasks, runs.drop("history"), facts, cut, schema.PLACED)
+
+
+def _about(topologies: DataFrame) -> DataFrame:
+    return topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
 
 
 def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
@@ -139,19 +147,6 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
         for field in (schema.SLOT_REQUEST.field(index) for index in range(schema.SLOT_REQUEST.num_fields))
     ]
     return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("request"))
-
-
-def _requests_with_history(
-    topologies: DataFrame, runs: DataFrame, history: DataFrame, partitions: int, together: int
-) -> DataFrame:
-    """Slot requests of topologies with a history: in Arrow groups, in parallel."""
-    about = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
-    facts = about.unionByName(history, allowMissingColumns=True)
-    return (
-        _grouped(runs, partitions, together)
-        .cogroup(_grouped(facts, partitions, together))
-        .applyInArrow(request_slots, schema.ddl(schema.SLOT_REQUESTS))
-    )
 
 
 def _ranked_slots(supervisors: DataFrame, history: DataFrame | None) -> DataFrame:
