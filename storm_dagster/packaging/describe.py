@@ -149,24 +149,20 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
 
 def _package_root(module: ModuleType) -> tuple[str, list[str]]:
     """(folder that goes on the path, names below it that travel) for a module found on the path."""
-    top = module.__name__.partition(".")[0]
-    spec = importlib.util.find_spec(top)
-    if spec is not None and spec.submodule_search_locations:
-        own = Path(inspect.getfile(module)).absolute()
-        for location in spec.submodule_search_locations:
-            package = Path(location).absolute()
-            if own.is_relative_to(package):
-                return str(package.parent), [package.name]
     file = Path(inspect.getfile(module)).absolute()
+    spec = importlib.util.find_spec(module.__name__.partition(".")[0])
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        package = Path(location).absolute()
+        if file.is_relative_to(package):
+            return str(package.parent), [package.name]
     return str(file.parent), [file.name]
 
 
 def describe(request: dict[str, Any]) -> dict[str, Any]:
     """The reply to one request; raises :class:`InvalidTopology` for whatever is wrong with the target."""
     root: str | None = request["root"]
-    sys.path[0] = root or request["cwd"]
+    shown = sys.path[0] = root or request["cwd"]
     importlib.invalidate_caches()
-    shown = root or request["cwd"]
     module = _import(request["module"], shown, request["file"])
     name, value, only = _find(module, request["attribute"])
     spec = _spec(name, value, request["args"], shown)

@@ -159,7 +159,7 @@ class Description:
     """Its own name; else its module's, or the attribute's when the module holds several."""
     root: Path
     """The folder that is on the import path, in submit and worker alike."""
-    include: tuple[str, ...] | None
+    include: list[str] | None
     """Names right below ``root`` that travel; ``None``: everything."""
 
 
@@ -246,7 +246,4 @@ def describe_target(
         raise type(error)(f"target {parsed}: {error.message}")
     found = reply["ok"]
     topology = decode_topology(json.dumps(found["topology"]))
-    include = found["include"]
-    return Description(
-        parsed, topology, found["name"], Path(found["root"]), None if include is None else tuple(include)
-    )
+    return Description(parsed, topology, found["name"], Path(found["root"]), found["include"])

@@ -137,7 +137,7 @@ def test_packages_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Monk
     write(tmp_path / "shop" / "flows.py", "from .parts import *\nclass Flow(Topology):\n    words = Words.spec()\n")
     monkeypatch.chdir(tmp_path)
     found = describe_target("shop.flows:Flow")
-    assert found.name == "flows" and found.root == tmp_path and found.include == ("shop",)
+    assert found.name == "flows" and found.root == tmp_path and found.include == ["shop"]
     assert found.topology.spouts["words"].object.python == "shop.parts:Words"
     assert "is not importable" in refused("shop.nothing")
     assert "is not importable" in refused("no_such_package.module")
