@@ -124,10 +124,9 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _files_of(target: Target, home: Path | None) -> list[Path]:
     """Files whose content decides what the target is, found without importing anything."""
-    if target.kind == "archive":
-        return [target.path] if target.path is not None else []
-    if target.kind == "file":
-        assert target.path is not None
+    if target.path is not None and target.kind == "archive":
+        return [target.path]
+    if target.path is not None:
         root, include = target.path.parent, None
     else:
         top = target.module.partition(".")[0]

@@ -33,13 +33,12 @@ from storm_dagster.packaging.archive import bundle_target
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 DeployPolicy = Literal["hot", "gray", "manual"]
-_WAIT_SECS = 300.0
+_WAIT_SECS, _LONGEST_SECS = 300.0, 900.0
 _PAUSE_SECS = 1.0
 _QUEUED_SECS = 15.0
 """A queue with room starts a run sooner, stock settings included."""
 
 Notify = Callable[[str], None]
-Change = Callable[[str, Mapping[str, Any]], object]
 
 
 class LeftToQueue(Exception):
@@ -150,6 +149,7 @@ class Reconciler:
     described: Described
     policy: DeployPolicy
     batch: Mapping[str, Any]
+    """The component whose workers a gray upgrade takes first, if any, and the number of workers in each batch."""
     token: str
     notify: Notify
     shares_queue: Callable[[str], bool]
@@ -224,11 +224,32 @@ class Reconciler:
             gray = False
         if gray:
             handle = None if under_way else self._upload().handle
-            upgrade_all_workers(self.nimbus, name, handle, self.batch, token=self.token, change=self.change)
+            self._upgrade_all_workers(handle)
             return f"gray upgrade to {version}"
         self.change("update", {"handle": self._upload().handle, "token": self.token})
         wait_for_tasks(self.nimbus, name, deadline=time.monotonic() + _WAIT_SECS)
         return f"hot deploy of {version}"
+
+    def _upgrade_all_workers(self, handle: str | None) -> None:
+        """Begin the upgrade with the uploaded code of ``handle`` (without: go on), and take batch after batch.
+
+        Returns when the upgrade is complete. :class:`InvalidTopology` when the new code made it roll back,
+        :class:`Unavailable` after 15 minutes; what is under way then goes on, and so does the next call.
+        """
+        name, deadline = self.declaration.name, time.monotonic() + _LONGEST_SECS
+        if handle is not None:
+            self.change("gray-upgrade", {"handle": handle, "token": self.token, **self.batch})
+        while True:
+            document = wait_for_status(self.nimbus, name, _batch_over, deadline=deadline, what="the end of a batch")
+            if document is None:
+                raise NotAlive(f"topology {name!r} was killed while it was upgraded")
+            if document["status"] == "ACTIVE":
+                return
+            upgrade = document.get("upgrade") or {}
+            if document["status"] != "UPGRADING" or upgrade.get("rollback"):
+                reason = upgrade.get("reason") or "somebody asked for that"
+                raise InvalidTopology(f"the gray upgrade of {name!r} is rolled back: {reason}")
+            self.change("gray-upgrade", next_batch(document, self.batch))
 
     def _upload(self) -> Any:
         declaration, described = self.declaration, self.described
@@ -242,34 +263,6 @@ class Reconciler:
             bundle = bundle_target(declaration.target, declaration.args, folder=Path(folder), home=home)
             spec = with_parallelism(bundle.topology, declaration.parallelism)
             return upload(self.nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name)
-
-
-_LONGEST_SECS = 900.0
-
-
-def upgrade_all_workers(
-    nimbus: NimbusClient, name: str, handle: str | None, batch: Mapping[str, Any], *, token: str, change: Change
-) -> None:
-    """Begin the upgrade with the uploaded code of ``handle`` (without: go on), and take batch after batch.
-
-    ``batch`` is the component whose workers come first, if any, and the number of workers in each. Returns when the
-    upgrade is complete. :class:`InvalidTopology` when the new code made it roll back, :class:`Unavailable` after 15
-    minutes; what is under way then goes on, and so does the next call.
-    """
-    deadline = time.monotonic() + _LONGEST_SECS
-    if handle is not None:
-        change("gray-upgrade", {"handle": handle, "token": token, **batch})
-    while True:
-        document = wait_for_status(nimbus, name, _batch_over, deadline=deadline, what="the end of a batch")
-        if document is None:
-            raise NotAlive(f"topology {name!r} was killed while it was upgraded")
-        if document["status"] == "ACTIVE":
-            return
-        upgrade = document.get("upgrade") or {}
-        if document["status"] != "UPGRADING" or upgrade.get("rollback"):
-            reason = upgrade.get("reason") or "somebody asked for that"
-            raise InvalidTopology(f"the gray upgrade of {name!r} is rolled back: {reason}")
-        change("gray-upgrade", next_batch(document, batch))
 
 
 def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
