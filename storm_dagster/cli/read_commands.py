@@ -1,6 +1,5 @@
 """Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``, ``state``; ``dead-letters``."""
 
-import dataclasses
 import datetime
 import json
 import sys
@@ -24,14 +23,14 @@ def conf(invocation: Invocation, key: str | None) -> None:
     if key is not None and key not in merged.values:
         raise InvalidRequest(f"conf key {key!r} is not set and not known: see `storm-dagster conf`")
     # One key may be asked for by name, too: a secret is not shown to a terminal either.
-    merged = dataclasses.replace(merged, values=mask(merged.values))
+    values = mask(merged.values)
     rows: dict[str, dict[str, Any]] = {
         name: {
-            "value": merged.values[name],
+            "value": values[name],
             "origin": merged.origins.get(name, "default"),
             "doc": CONF_KEYS[name].doc if name in CONF_KEYS else None,
         }
-        for name in ([key] if key is not None else sorted(merged.values))
+        for name in ([key] if key is not None else sorted(values))
     }
     if invocation.json:
         print_json({"conf": rows, "warnings": list(merged.warnings)})

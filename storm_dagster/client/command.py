@@ -45,7 +45,6 @@ def run_cli(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 330.0,
-    stdin: str | None = None,
 ) -> "CommandResult":
     """Run ``storm-dagster ARGS`` with this interpreter; ``home`` becomes STORM_DAGSTER_HOME."""
     full = {**os.environ, **(env or {})}
@@ -53,8 +52,7 @@ def run_cli(
         full["STORM_DAGSTER_HOME"] = str(home)
     done = subprocess.run(
         [sys.executable, "-m", "storm_dagster", *args],
-        input=stdin,
-        stdin=subprocess.DEVNULL if stdin is None else None,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         cwd=cwd,
