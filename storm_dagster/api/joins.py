@@ -68,6 +68,7 @@ class JoinBolt(WindowedBolt):
     def __init__(self, by: str, parts: list[dict[str, str]], fields: list[list[str]]) -> None:
         self._by_component = by == "component"
         self._parts = parts
+        self._keys = {part["stream"]: part["key"] for part in parts}
         self._fields = [(stream, field) for stream, field, _ in fields]
 
     @classmethod
@@ -90,16 +91,15 @@ class JoinBolt(WindowedBolt):
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Find the fields of every input; :class:`InvalidTopology` for a joined or selected one that is missing."""
         self._places: dict[tuple[str, str], dict[str, int]] = {}
-        keys = {part["stream"]: part["key"] for part in self._parts}
         several = len(context.component_tasks(context.component)) > 1
         part = context.spec.component(context.component)
         for item in part.inputs if part else ():
             fields = context.source_fields(item.component, item.stream)
             stream = self._stream(item.component, item.stream)
-            key = keys.get(stream)
+            key = self._keys.get(stream)
             if key is None:
                 raise InvalidTopology(
-                    f"bolt {context.component!r} reads {stream!r}, which its join does not name: {', '.join(keys)}"
+                    f"bolt {context.component!r} reads {stream!r}, which its join does not name: {', '.join(self._keys)}"
                 )
             root = key.partition(".")[0]
             if root not in fields:
@@ -113,7 +113,7 @@ class JoinBolt(WindowedBolt):
                 )
             self._places[(item.component, item.stream)] = {field: at for at, field in enumerate(fields)}
         found = {self._stream(*source) for source in self._places}
-        missing = [stream for stream in keys if stream not in found]
+        missing = [stream for stream in self._keys if stream not in found]
         if missing:
             raise InvalidTopology(
                 f"bolt {context.component!r} joins {missing[0]!r}, which is none of its inputs: {', '.join(found)}"
@@ -154,13 +154,12 @@ class JoinBolt(WindowedBolt):
         tuples = multimap((self._stream(tup.component, tup.stream), tup) for tup in window)
         first, *rest = self._parts
         rows: list[dict[str, Tuple | None]] = [{first["stream"]: tup} for tup in tuples.get(first["stream"], [])]
-        keys = {part["stream"]: part["key"] for part in self._parts}
         for part in rest:
             stream, other = part["stream"], part["with"]
             partners = multimap((_hashable(self._value(tup, part["key"])), tup) for tup in tuples.get(stream, []))
             joined: list[dict[str, Tuple | None]] = []
             for row in rows:
-                value = _hashable(self._value(row[other], keys[other]))
+                value = _hashable(self._value(row[other], self._keys[other]))
                 found: Iterable[Tuple | None] = partners.get(value, ()) if value is not None else ()
                 if not found and part["kind"] == "left":
                     found = (None,)

@@ -129,11 +129,10 @@ def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
     if not running and conf.origins["storm.zookeeper.servers"] == "default":
         yield "ok", "embedded, started by dev", ""
         return
-    from storm_dagster.zk.embedded import server_answers
+    from storm_dagster.zk.embedded import server_address, server_answers
 
     for server in conf["storm.zookeeper.servers"]:
-        host, colon, port = server.rpartition(":")
-        host, port = (host, int(port)) if colon else (server, conf["storm.zookeeper.port"])
+        host, port = server_address(server, conf)
         began = time.monotonic()
         if server_answers(host, port, tls=zookeeper_tls(conf)):
             yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""

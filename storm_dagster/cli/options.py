@@ -1,7 +1,6 @@
 """Options that every verb takes, and the invocation that they make."""
 
 import functools
-import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -52,6 +51,8 @@ class Invocation:
     def _require_cluster(self) -> None:
         if self.conf_dir is None and any(record.alive() for record in RunFile.read_all(self.home)):
             return
+        from storm_dagster.zk.embedded import server_address, server_answers
+
         conf, seeds = self.conf, seed_urls(self.conf)
         options = Security.of(conf).client_options()
         # The default address may be another cluster's ZooKeeper.
@@ -59,8 +60,8 @@ class Invocation:
         servers = conf["storm.zookeeper.servers"] if ours else []
         with ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool:
             found = [pool.submit(_is_nimbus, url, options) for url in seeds]
-            port, tls = conf["storm.zookeeper.port"], zookeeper_tls(conf)
-            found += [pool.submit(_is_zookeeper, server, port, tls) for server in servers]
+            places, tls = [server_address(server, conf) for server in servers], zookeeper_tls(conf)
+            found += [pool.submit(server_answers, *place, _PROBE_SECS, tls) for place in places]
             if any(each.result() for each in found):
                 return
         where = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
@@ -85,13 +86,6 @@ def _is_nimbus(url: str, options: Mapping[str, Any]) -> bool:
     except (httpx.HTTPError, ValueError) as error:
         # Certificates that do not fit are reported by its client.
         return "certificate" in str(error).lower()
-
-
-def _is_zookeeper(server: str, default_port: int, tls: ssl.SSLContext | None) -> bool:
-    from storm_dagster.zk.embedded import server_answers
-
-    host, colon, port = server.rpartition(":")
-    return server_answers(host if colon else server, int(port) if colon else default_port, _PROBE_SECS, tls)
 
 
 def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:

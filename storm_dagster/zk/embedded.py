@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.host import write_atomically
@@ -171,6 +172,12 @@ def server_status(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContex
         link.sendall(b"srvr")
         return b"".join(iter(lambda: link.recv(4096), b""))
     return b""
+
+
+def server_address(server: str, conf: Any) -> tuple[str, int]:
+    """Host and port of one of ``storm.zookeeper.servers``; without a port it has the conf's."""
+    host, colon, port = server.rpartition(":")
+    return (host, int(port)) if colon else (server, int(conf["storm.zookeeper.port"]))
 
 
 def server_answers(host: str, port: int, timeout: float = 1.0, tls: ssl.SSLContext | None = None) -> bool:

@@ -53,7 +53,7 @@ def _tls(place: ClusterPlace) -> Iterator[HealthResult]:
 
 
 def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
-    from storm_dagster.zk.embedded import server_status
+    from storm_dagster.zk.embedded import server_address, server_status
     from storm_dagster.zk.root import is_open_to_all
 
     conf = place.conf
@@ -63,8 +63,7 @@ def _zookeeper(place: ClusterPlace) -> Iterator[HealthResult]:
     answering: list[str] = []
     tls = zookeeper_tls(conf)
     for server in conf["storm.zookeeper.servers"]:
-        host, colon, port = server.rpartition(":")
-        address = (host, int(port)) if colon else (server, int(conf["storm.zookeeper.port"]))
+        address = server_address(server, conf)
         found = re.search(rb"version: (\d+)\.(\d+)\.(\d+)", server_status(*address, 1.0, tls))
         if found is None:
             yield "ok", f"{server} shows no version: it is stopped, or does not answer srvr", ""
