@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,13 +87,8 @@ def _auto(options: "DevOptions") -> DevPorts:
     wanted = 3 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers + bool(options.spark_workers)
     if wanted > len(_AUTO) // 2:
         raise InvalidRequest(f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots")
-    picked: list[int] = []
-    for port in random.sample(_AUTO, len(_AUTO)):
-        if is_free(port):
-            picked.append(port)
-            if len(picked) == wanted:
-                break
-    else:
+    picked = list(islice(filter(is_free, random.sample(_AUTO, len(_AUTO))), wanted))
+    if len(picked) < wanted:
         raise Unavailable(f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them")
     take = iter(picked)
     servers = [(next(take), next(take), next(take)) for _ in range(zookeepers)]
