@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,11 +78,9 @@ def _valid_lines(text: str) -> list[str]:
     """The lines that ``pathspec`` can compile: git skips a broken pattern, it does not refuse the file."""
     lines: list[str] = []
     for line in text.splitlines():
-        try:
+        with suppress(ValueError):
             GitIgnoreSpec.from_lines([line])
-        except ValueError:
-            continue
-        lines.append(line)
+            lines.append(line)
     return lines
 
 

@@ -19,7 +19,7 @@ from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.observe.sensors import digest
 from storm_dagster.model.dagster_names import HEALING_TAGS, REASSIGN_JOB, DagsterNames
-from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory, load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -159,11 +159,6 @@ class Recovery:
 _Seen = TypeVar("_Seen", Restart, Recovery)
 
 
-def _complete(topology: TopologyView) -> bool:
-    running = {slot for slot, worker in topology.live_workers.items() if worker.status == "running"}
-    return topology.assignment is not None and all(worker.slot in running for worker in topology.workers)
-
-
 def recoveries(
     view: ClusterView, memory: RecoveryMemory, boot_now: float
 ) -> tuple[list[Recovery], dict[str, tuple[int, float | None]]]:
@@ -179,7 +174,8 @@ def recoveries(
             continue
         version = topology.assignment_at.version
         before = memory.get(topology.id)
-        if _complete(topology):
+        running = {slot for slot, worker in topology.live_workers.items() if worker.status == "running"}
+        if topology.assignment is not None and all(worker.slot in running for worker in topology.workers):
             known[topology.id] = (version, None)
             if before is not None and before[1] is not None and boot_now >= before[1]:
                 found.append(Recovery(topology.id, topology.base.name, boot_now - before[1], version != before[0]))
