@@ -91,11 +91,6 @@ def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue
     )
 
 
-def blobs_table(blobs: Iterable[Any]) -> dg.TableMetadataValue:
-    """Blobs (anything with key, size and sha256): what is stored, how large, and the content's hash."""
-    return table("key bytes:int sha256", [(blob.key, blob.size, blob.sha256) for blob in blobs])
-
-
 def components_table(topology: TopologySpec) -> dg.TableMetadataValue:
     """The topology as its author wrote it: components, parallelism, inputs."""
     rows: list[Sequence[Cell]] = []
@@ -189,7 +184,7 @@ def code_metadata(report: results.CodeResult) -> dict[str, Any]:
     """Stage 2: the blobs with size and hash, and how many nimbuses hold each."""
     return {
         **fields_of(report, "topology_id degraded"),
-        "blobs": blobs_table(report.blobs),
+        "blobs": table("key bytes:int sha256", [(blob.key, blob.size, blob.sha256) for blob in report.blobs]),
         "copies": table("key copies:int", list(report.copies.items())),
         "code_bytes": sum(blob.size for blob in report.blobs),
         "copies_min": min(report.copies.values(), default=0),

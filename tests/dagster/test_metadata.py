@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from storm_dagster.defs.metadata import blobs_table, failure_of, notes, table, tasks_table
+from storm_dagster.defs.metadata import failure_of, notes, table, tasks_table
 from storm_dagster.model.conf import mask
 from storm_dagster.model.errors import Fenced, InvalidTopology, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable
@@ -37,7 +37,7 @@ def test_long_tables_are_cut_and_say_so() -> None:
 def test_tables_name_what_they_show() -> None:
     tasks = TaskTable(components={"count": ComponentTasks(type="bolt", tasks="1-3,7")})
     assert tasks_table(tasks).records[0].data == {"component": "count", "type": "bolt", "tasks": "1-3,7", "count": 4}
-    assert blobs_table([]).records == []
+    assert table("key bytes:int", []).records == []
 
 
 def test_notes_escape_markdown() -> None:

@@ -393,17 +393,15 @@ def build_heartbeat_sensor(
         alarm = tick.memory.alarm
         if lost or alarm:
             context.log.warning(lost or alarm)
-        events = restart_observations(tick.restarted, zookeeper.asset_key(ACTIVE_TOPOLOGY))
-        events.extend(
-            recovery_observations(tick.recovered, zookeeper.asset_key(ACTIVE_TOPOLOGY), zookeeper.asset_key(WORKERS))
-        )
+        shown = zookeeper.asset_key
+        events = restart_observations(tick.restarted, shown(ACTIVE_TOPOLOGY))
+        events += recovery_observations(tick.recovered, shown(ACTIVE_TOPOLOGY), shown(WORKERS))
         if (alarm is None) != (tick.alarm is None):
-            events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
+            events.append(alarm_observation(alarm, shown(SUPERVISORS)))
+        text = f"{lost}; before: {tick.text}" if lost else tick.text
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None
-            if requests
-            else dg.SkipReason((f"{lost}; before: {tick.text}" if lost else tick.text) + note),
+            skip_reason=None if requests else dg.SkipReason(text + note),
             asset_events=events,
             cursor=tick.cursor.after(tick.memory),
         )

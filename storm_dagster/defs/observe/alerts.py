@@ -153,9 +153,8 @@ def build_alert_sensor(
             graph = context.repository_def.asset_graph
             assets = (selection or dg.AssetSelection.kind("storm")).resolve(graph)
             checks = [key for key in graph.asset_check_keys if key.asset_key in assets]
-            if context.code_location_origin is not None:
-                location = context.code_location_origin.location_name
-                repository = f"{context.repository_def.name}@{location}"
+            if (origin := context.code_location_origin) is not None:
+                repository = f"{context.repository_def.name}@{origin.location_name}"
         runs, reached = run_alerts(context.instance, names, since, repository)
         found = [*check_alerts(context.instance, checks, warnings=warnings), *runs]
         marks = {_mark(one) for one in found}
