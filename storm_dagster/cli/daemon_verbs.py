@@ -207,8 +207,9 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
     import storm_dagster.spark.assignment.pipeline  # noqa: F401
     from storm_dagster.cli.dev.plan import PLACED
     from storm_dagster.cli.dev.readiness import listens
+    from storm_dagster.spark.planner import plan_on_cluster
     from storm_dagster.spark.session import host_and_port
-    from storm_dagster.spark.warm_up import warm_cluster, warm_up
+    from storm_dagster.spark.warm_up import warm_planner, warm_up
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     host, port = host_and_port(remote)
@@ -221,7 +222,8 @@ def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
         warm_up(remote)
         return
     with cluster:
-        warm_cluster({**conf.values, "spark.remote": remote}, cluster, lambda: click.echo(PLACED))
+        where = {**conf.values, "spark.remote": remote}
+        warm_planner(lambda batch: plan_on_cluster(where, cluster, batch), lambda: click.echo(PLACED))
 
 
 def _free_port() -> int:

@@ -4,10 +4,9 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch, SupervisorSlots, TopologyToPlace
-from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds, plan_on_cluster
+from storm_dagster.spark.planner import ConnectPlanner, FixedSessionIds
 
 _NEW = TopologyToPlace(
     name="a",
@@ -63,8 +62,3 @@ def warm_up(remote: str) -> None:
         warm_planner(planner)
     finally:
         planner.close(release=";session_id=" not in remote)
-
-
-def warm_cluster(conf: Any, cluster: Any, placed: Callable[[], None] = lambda: None) -> None:
-    """Warm the pinned session in which the cluster's placements run; see :func:`plan_on_cluster`."""
-    warm_planner(lambda batch: plan_on_cluster(conf, cluster, batch), placed)

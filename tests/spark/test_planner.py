@@ -31,7 +31,7 @@ from storm_dagster.spark.planner import (
     plan_on_cluster,
 )
 from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
-from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster
+from storm_dagster.spark.warm_up import WARM_BATCH, warm_planner
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.spark_server import SparkServer
@@ -241,7 +241,7 @@ def test_a_process_ends_although_its_server_is_gone(tmp_path: Path) -> None:
 def test_the_session_of_a_cluster_is_warmed_once_and_kept(spark_remote: str, zk_state: ZooKeeperClusterState) -> None:
     cluster = StormClusterState.open(zk_state, create_root=True)
     conf = load_cluster_conf().with_values({"spark.remote": spark_remote}, "test")
-    warm_cluster(conf, cluster)
+    warm_planner(lambda batch: plan_on_cluster(conf, cluster, batch))
     kept = ClusterSessionIds(zk_state).read()
     assert plan_on_cluster(conf, cluster, WARM_BATCH).planner == "pyspark"
     assert ClusterSessionIds(zk_state).read() == kept

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -276,7 +277,7 @@ class DevCluster:
         if done.exists():
             return
         made = subprocess.run(
-            self._plan.storage_command(),
+            [sys.executable, "-c", "import dagster; dagster.DagsterInstance.get().dispose()"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=self._env,

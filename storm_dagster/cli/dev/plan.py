@@ -247,10 +247,6 @@ class ClusterPlan:
         values = {"supervisor.slots.ports": list(self.ports.slots[index]), "supervisor.http.port": http}
         return DaemonSpec("supervisor", name, self._python("supervisor", values, "--id", name), {"http": http})
 
-    def storage_command(self) -> tuple[str, ...]:
-        """A process that creates Dagster's tables."""
-        return (sys.executable, "-c", "import dagster; dagster.DagsterInstance.get().dispose()")
-
     def code_daemon(self) -> DaemonSpec:
         """The code location, shared by webserver and daemon."""
         argv = (
