@@ -157,10 +157,7 @@ class TopologyContext:
 
     def get(self, key: str, default: Any = None) -> Any:
         """As ``context[key]``, or ``default``."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+        return _KEYS[key](self) if key in _KEYS else default
 
 
 _KEYS: "dict[str, Callable[[TopologyContext], Any]]" = {

@@ -164,8 +164,7 @@ class Description:
 
 
 def _environment() -> dict[str, str]:
-    env = dict(os.environ)
-    env[DESCRIBING] = "1"
+    env = {**os.environ, DESCRIBING: "1"}
     # The child starts in another folder than its caller.
     paths = [os.path.abspath(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     if paths:
