@@ -13,15 +13,7 @@ from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
-from storm_dagster.model.wire import (
-    HistoryQuestion,
-    LetterQuestion,
-    LevelChange,
-    Question,
-    Request,
-    StateQuestion,
-    encode_request,
-)
+from storm_dagster.model.wire import HistoryQuestion, Question, Request, encode_request
 
 if TYPE_CHECKING:
     import zmq
@@ -69,22 +61,11 @@ def secure_client(socket: "zmq.Socket[Any]", link_key: str) -> None:
 
 
 def ask_worker(
-    host: str,
-    port: int,
-    token: str,
-    op: Question,
-    timeout: float = 2.0,
-    link_key: str = "",
-    *,
-    levels: dict[str, LevelChange] | None = None,
-    state: StateQuestion | None = None,
-    letters: LetterQuestion | None = None,
-    history: HistoryQuestion | None = None,
+    host: str, port: int, token: str, op: Question, timeout: float = 2.0, link_key: str = "", **more: Any
 ) -> dict[str, Any]:
     """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of its topology.
 
-    ``levels`` go with ``log_levels``: changes of loggers by name; ``state`` with ``state``, ``letters`` with
-    ``dead_letters``, ``history`` with ``history``.
+    ``more`` are the fields of :class:`~storm_dagster.model.wire.Request` that go with ``op``.
     Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
     """
     import zmq
@@ -97,7 +78,7 @@ def ask_worker(
     try:
         secure_client(socket, link_key)
         socket.connect(f"tcp://{host}:{port}")
-        socket.send(encode_request(Request(op, token, levels or {}, state, letters, history)))
+        socket.send(encode_request(Request(op, token, **more)))
         if not socket.poll(int(timeout * 1000)):
             raise Unavailable(
                 f"the worker at {host}:{port} did not answer {op!r} within {timeout:g} s: it is starting, paused or hung"
