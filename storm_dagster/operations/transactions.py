@@ -45,16 +45,15 @@ def bump_assignments_version(
     return transaction.set(paths.ASSIGNMENTS, append_change(view, changed), view.assignments_version)
 
 
-def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> list[int | str | None]:
+def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> None:
     """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`."""
     with step(ctx, name):
         try:
-            versions = transaction.commit()
+            transaction.commit()
         except Unavailable as error:
             raise ReplyLost(error.message) from error
         for call in transaction.afterwards:
             call()
-        return versions
 
 
 def lost_race(error: StormDagsterError) -> bool:
@@ -157,13 +156,16 @@ def with_change(
 
 
 def append_assignment(
-    ctx: OperationsContext, transaction: Transaction, name: str, assignment: Assignment, at: Versioned | None
+    ctx: OperationsContext, transaction: Transaction, view: ClusterView, name: str, assignment: Assignment, *ended: str
 ) -> None:
-    """Append what creates the assignment (``at`` is ``None``) or replaces the one read at ``at``.
+    """Append what creates the assignment or replaces the one in the view, and raises the version of ``/assignments``.
 
     It is also kept under the topology's name, where it survives a kill. A scheduling plug-in is notified of its new
-    slots once the transaction is committed.
+    slots once the transaction is committed. ``ended``: ids of topologies that go in the same transaction.
     """
+    bump_assignments_version(transaction, view, {assignment.topology_id: assignment, **dict.fromkeys(ended)})
+    known = view.topologies.get(assignment.topology_id)
+    at = None if known is None else known.assignment_at
     raw = encode_record(assignment, limit=None)
     if (plugin := ctx.inimbus) is not None:
         before = None if at is None else ctx.cluster.assignment_info(assignment.topology_id)

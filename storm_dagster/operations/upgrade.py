@@ -41,14 +41,7 @@ from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
 from storm_dagster.operations.submit.submission import read_source
-from storm_dagster.operations.transactions import (
-    announce,
-    append_assignment,
-    bump_assignments_version,
-    commit,
-    retry_on_conflict,
-    with_change,
-)
+from storm_dagster.operations.transactions import announce, append_assignment, commit, retry_on_conflict, with_change
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
@@ -317,13 +310,11 @@ def _write(
         code = snapshot.state.record.code if snapshot.state.record is not None else {}
         changes = {**{"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"}, "code": code}
         assignment = with_change(ctx, assignment.model_copy(update=changes), f"upgrade {made.outcome}", made.reason)
-        bump_assignments_version(transaction, view, {topology.id: assignment})
+        append_assignment(ctx, transaction, view, topology.base.name, assignment)
     if made.base is topology.base:
         transaction.check(path, version)
     else:
         transaction.set(path, encode_record(made.base), version)
-    if made.code_dir is not None:
-        append_assignment(ctx, transaction, topology.base.name, assignment, topology.assignment_at)
     if made.record is not None or snapshot.state.record is not None:
         put_record_ops(transaction, topology.id, snapshot.state, made.record)
     if made.record is None:

@@ -14,7 +14,7 @@ import pytest
 from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.records import Assignment, WorkerSlot
+from storm_dagster.model.records import Assignment, StormBase, WorkerSlot, encode_record
 from storm_dagster.model.view import Versioned
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.nimbus.leadership.start import ContainerHeartbeat
@@ -110,7 +110,10 @@ def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
         inimbus=inimbus.load_inimbus(conf, tmp_path / "plugin"),
     )
 
-    def publish(ports: list[int], at: Versioned | None) -> list[tuple[str, list[tuple[str, int]]]]:
+    base = StormBase(name="wc", launch_time_secs=1, status="ACTIVE", workers=2, executors={}, token="t")
+    zk_cluster.state.set_data("/topology/wc-1-1", encode_record(base))
+
+    def publish(*ports: int) -> list[tuple[str, list[tuple[str, int]]]]:
         workers = tuple(
             WorkerSlot(node="s1", host="h", port=port, tasks=str(number + 1)) for number, port in enumerate(ports)
         )
@@ -123,18 +126,14 @@ def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
             timestamp_ms=1,
         )
         transaction = ctx.cluster.fenced(zk_cluster.state.get_version("/epoch") or 0)
-        append_assignment(ctx, transaction, "wc", assignment, at)
+        append_assignment(ctx, transaction, zk_cluster.load_view(), "wc", assignment)
         before = len(Plugin.assigned)
         commit(ctx, transaction, "publish")
         return Plugin.assigned[before:]
 
-    assert publish([6900, 6901], None) == [("wc-1-1", [("s1", 6900), ("s1", 6901)])]
-    found = zk_cluster.read_assignment("wc-1-1")
-    assert found is not None
-    assert publish([6901, 6902], found[1]) == [("wc-1-1", [("s1", 6902)])]
-    found = zk_cluster.read_assignment("wc-1-1")
-    assert found is not None
-    assert publish([6901], found[1]) == [], "nothing new, nothing told"
+    assert publish(6900, 6901) == [("wc-1-1", [("s1", 6900), ("s1", 6901)])]
+    assert publish(6901, 6902) == [("wc-1-1", [("s1", 6902)])]
+    assert publish(6901) == [], "nothing new, nothing told"
 
 
 def test_a_forced_scheduler_wins_over_the_topologys_own(tmp_path: Path) -> None:

@@ -24,14 +24,7 @@ from storm_dagster.operations.submit.code_storage import check_uploaded_archive
 from storm_dagster.operations.submit.publishing import check_replaceable
 from storm_dagster.operations.submit.staging import read_record, read_token, read_topology
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
-from storm_dagster.operations.transactions import (
-    announce,
-    append_assignment,
-    bump_assignments_version,
-    commit,
-    retry_on_conflict,
-    with_change,
-)
+from storm_dagster.operations.transactions import announce, append_assignment, commit, retry_on_conflict, with_change
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
@@ -66,9 +59,8 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
         if assignment.restarts >= wanted.setdefault(topology.id, assignment.restarts + 1):
             return report  # The reply of our own commit was lost.
         after = with_change(ctx, assignment.model_copy(update={"restarts": wanted[topology.id]}), "restarted")
-        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology.id: after})
-        transaction.check(paths.topology(topology.id), topology.base_at.version)
-        append_assignment(ctx, transaction, base.name, after, topology.assignment_at)
+        transaction = ctx.cluster.fenced(epoch).check(paths.topology(topology.id), topology.base_at.version)
+        append_assignment(ctx, transaction, view, base.name, after)
         announce(ctx, transaction, topology.id, "restart")
         commit(ctx, transaction, "restart")
         return report

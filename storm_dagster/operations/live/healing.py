@@ -18,14 +18,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
-from storm_dagster.operations.transactions import (
-    ReplyLost,
-    append_assignment,
-    bump_assignments_version,
-    commit,
-    retry_on_conflict,
-    with_change,
-)
+from storm_dagster.operations.transactions import ReplyLost, append_assignment, commit, retry_on_conflict, with_change
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 REASSIGN = operation("reassign", "reassign", "store.placement.json")
@@ -104,8 +97,8 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
             outage_secs=max(cause.silent_secs for cause in true),
         )
         assert topology.assignment_at is not None
-        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view, {topology_id: assignment})
-        append_assignment(ctx, transaction, name, assignment, topology.assignment_at)
+        transaction = ctx.cluster.fenced(epoch)
+        append_assignment(ctx, transaction, view, name, assignment)
         report = replace(
             report,
             status="assigned",

@@ -29,7 +29,6 @@ from storm_dagster.operations.transactions import (
     ReplyLost,
     announce,
     append_assignment,
-    bump_assignments_version,
     commit,
     retry_on_conflict,
     with_change,
@@ -323,10 +322,9 @@ def _apply(
         assignment = with_change(
             ctx, assignment, "rebalanced", _asked(topology.base, plan.wanted), moved=placement.moved
         )
-        bump_assignments_version(transaction, view, {topology.id: assignment})
         if plan.table != topology.tasks:
             transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
-        append_assignment(ctx, transaction, after.name, assignment, topology.assignment_at)
+        append_assignment(ctx, transaction, view, after.name, assignment)
         report = replace(
             report, assignment=assignment, version=(report.version if report.version is not None else -1) + 1
         )

@@ -32,7 +32,6 @@ from storm_dagster.operations.submit.staging import (
 from storm_dagster.operations.transactions import (
     announce,
     append_assignment,
-    bump_assignments_version,
     commit,
     read_backup,
     retry_on_conflict,
@@ -253,8 +252,7 @@ def _publish(
         isolation=staged.isolation,
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
-    changed = {topology_id: assignment, **({replaced.id: None} if replaced is not None else {})}
-    transaction = bump_assignments_version(ctx.cluster.fenced(record.epoch), view, changed)
+    transaction = ctx.cluster.fenced(record.epoch)
     published = claimed[0].model_copy(update={"published": True})
     transaction.set(paths.token(token), encode_record(published), claimed[1])
     if replaced is not None:
@@ -273,7 +271,7 @@ def _publish(
     }
     for path, content in created.items():
         transaction.create(path, content)
-    append_assignment(ctx, transaction, record.name, assignment, None)
+    append_assignment(ctx, transaction, view, record.name, assignment, *([] if replaced is None else [replaced.id]))
     transaction.create(paths.topology(topology_id), encode_record(base))
     # Workers may write it, and make nothing below the base.
     transaction.create(paths.state_home(topology_id), encode_record(StateHome(marker="")))

@@ -18,7 +18,8 @@ from storm_dagster.model import paths
 from storm_dagster.nimbus import daemon as nimbus_daemon
 from storm_dagster.nimbus.blobs import replication
 from storm_dagster.nimbus.leadership import duties, election
-from storm_dagster.operations.live import cleaner, healing, lifecycle, rebalance
+from storm_dagster.operations import transactions
+from storm_dagster.operations.live import cleaner, healing, lifecycle
 from storm_dagster.operations.submit import code_storage, publishing
 from storm_dagster.supervisor import cluster_link, upgrades
 from storm_dagster.worker.runtime import cluster_sync
@@ -189,13 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a node counts as owned when it is there", "I5", (cluster_state.ZooKeeperClusterState, "owned", _owned_if_there)
     ),
     _m("who resigns deletes whoever leads", "I5", (leadership.LeadershipSession, "resign", _resign_whoever_leads)),
-    _m(
-        "placements do not lock each other out",
-        "I1",
-        (publishing, "bump_assignments_version", _bump_without_lock),
-        (healing, "bump_assignments_version", _bump_without_lock),
-        (rebalance, "bump_assignments_version", _bump_without_lock),
-    ),
+    _m("placements do not lock each other out", "I1", (transactions, "bump_assignments_version", _bump_without_lock)),
     _m(
         "the name is not looked at again before publishing",
         "I6|acknowledged",
