@@ -135,22 +135,11 @@ _KEPT_CHANGES = 20
 
 
 def with_change(
-    ctx: OperationsContext,
-    assignment: Assignment,
-    action: str,
-    why: str = "",
-    *,
-    moved: int = 0,
-    outage_secs: float = 0,
+    ctx: OperationsContext, assignment: Assignment, action: str, why: str = "", *, moved: int = 0, outage_secs: int = 0
 ) -> Assignment:
     """The assignment with one more entry in its history, which keeps the newest 20: the page of the topology shows it."""
     change = AssignmentChange(
-        at_secs=ctx.now_secs(),
-        action=action,
-        why=why[:MAX_WHY],
-        moved=moved,
-        outage_secs=round(outage_secs),
-        run=ctx.run,
+        at_secs=ctx.now_secs(), action=action, why=why[:MAX_WHY], moved=moved, outage_secs=outage_secs, run=ctx.run
     )
     return assignment.model_copy(update={"history": (change, *assignment.history)[:_KEPT_CHANGES]})
 

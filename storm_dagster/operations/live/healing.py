@@ -94,7 +94,7 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
             "healed",
             "; ".join(dict.fromkeys(cause.words() for cause in true)),
             moved=placement.moved,
-            outage_secs=max(cause.silent_secs for cause in true),
+            outage_secs=round(max(cause.silent_secs for cause in true)),
         )
         assert topology.assignment_at is not None
         transaction = ctx.cluster.fenced(epoch)
