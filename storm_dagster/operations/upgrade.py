@@ -24,15 +24,7 @@ from storm_dagster.core.upgrade.selection import (
     worker_phase,
 )
 from storm_dagster.model import paths
-from storm_dagster.model.errors import (
-    Conflict,
-    Corrupt,
-    Fenced,
-    InvalidTopology,
-    NotAlive,
-    StormDagsterError,
-    Unavailable,
-)
+from storm_dagster.model.errors import Conflict, Fenced, InvalidTopology, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
@@ -40,6 +32,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.code_storage import check_uploaded_archive, store_code
+from storm_dagster.operations.submit.staging import counter_version
 from storm_dagster.operations.submit.submission import read_source
 from storm_dagster.operations.transactions import announce, append_assignment, commit, retry_on_conflict, with_change
 from storm_dagster.zk.gray_upgrades import create_lists_ops, listed_nodes, put_record_ops
@@ -352,9 +345,7 @@ def _next_number(ctx: OperationsContext, epoch: int) -> int:
     """A number that no other version of any code has: two operators never store under one prefix."""
 
     def attempt(view: ClusterView) -> int:
-        version = ctx.cluster.state.get_version(paths.COUNTER)
-        if version is None:
-            raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
+        version = counter_version(ctx)
         commit(ctx, ctx.cluster.fenced(epoch).set(paths.COUNTER, b"", version), "version_number")
         return version + 1
 

@@ -108,6 +108,14 @@ def read_token(ctx: OperationsContext, token: str, name: str | None = None) -> t
     return record, found[1].version
 
 
+def counter_version(ctx: OperationsContext) -> int:
+    """Version of the node that counts topologies and versions of code."""
+    version = ctx.cluster.state.get_version(paths.COUNTER)
+    if version is None:
+        raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
+    return version
+
+
 def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int) -> tuple[TokenRecord, int]:
     """The token's record; at its first use one transaction counts up and binds the token to a new id.
 
@@ -118,15 +126,10 @@ def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: i
     for _ in range(50):
         if (known := read_token(ctx, token, name)) is not None:
             return known
-        found = ctx.cluster.state.get_data_with_version(paths.COUNTER)
-        if found is None:
-            raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
-        count = found[1].version + 1
-        record = TokenRecord(topology_id=make_topology_id(name, count, ctx.now_secs()), name=name, epoch=epoch)
+        version = counter_version(ctx)
+        record = TokenRecord(topology_id=make_topology_id(name, version + 1, ctx.now_secs()), name=name, epoch=epoch)
         transaction = (
-            ctx.cluster.fenced(epoch)
-            .set(paths.COUNTER, b"", found[1].version)
-            .create(paths.token(token), encode_record(record))
+            ctx.cluster.fenced(epoch).set(paths.COUNTER, b"", version).create(paths.token(token), encode_record(record))
         )
         try:
             commit(ctx, transaction, "token")
