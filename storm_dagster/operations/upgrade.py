@@ -97,7 +97,7 @@ def gray_upgrade(
     machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
     ctx = ctx.accepting_fewer(allow_degraded)
-    submitted, spec, _, archive = read_source(ctx, handle, None, topology)
+    submitted, spec, _, archive = read_source(ctx, handle, topology)
     spec = spec.model_copy(update={"name": base.name})
     conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)

@@ -52,15 +52,14 @@ def stage_conf(
     handle: str | None,
     inactive: bool = False,
     allow_degraded: bool = False,
-    unknown: Literal["error", "warn"] | None = None,
     replaces: str | None = None,
 ) -> ConfResult:
     """Stage 1: check and normalize conf and topology, bind the token to a topology id, stage both.
 
     Source is the upload ``handle``; without one, or when it has expired, what is staged already: checked and
-    normalized before, and taken as it is. A re-execution takes the current leadership epoch. ``unknown`` decides
-    about unknown conf keys (default: a warning when the upload's part ``source`` is ``thrift``, else an error).
-    ``replaces`` (a topology id) publishes over the topology of that name instead of beside it.
+    normalized before, and taken as it is. A re-execution takes the current leadership epoch. Unknown conf keys are
+    an error, or a warning when the upload's part ``source`` is ``thrift``. ``replaces`` (a topology id) publishes
+    over the topology of that name instead of beside it.
 
     Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name is taken,
     :class:`Conflict` when the token's topology was published and is gone, and :class:`Unavailable` without
@@ -89,7 +88,7 @@ def stage_conf(
     if handle is not None and ctx.blobs.exists(staging.upload_key(handle, "topology")):
         replaced = alive if replaces is not None else None
         former = replaced.code_dir if replaced else ""
-        submitted, spec, warnings, archive = read_source(ctx, handle, unknown, replaced)
+        submitted, spec, warnings, archive = read_source(ctx, handle, replaced)
         conf, spec = normalize_submission(ctx.values(), submitted, spec.model_copy(update={"name": name}))
     else:
         conf, spec, archive, former = _read_staged(ctx, name, token, handle)
@@ -173,7 +172,7 @@ def _read_staged(
 
 
 def read_source(
-    ctx: OperationsContext, handle: str, unknown: Literal["error", "warn"] | None, former: TopologyView | None
+    ctx: OperationsContext, handle: str, former: TopologyView | None
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
     """Conf and topology as uploaded, checked here and nowhere after, warnings, and the blob key of the archive.
 
@@ -186,15 +185,13 @@ def read_source(
         raise _no_upload(handle)
     whole = ctx.find_blob(staging.upload_key(handle, "source")) == b"thrift"
     raw_conf = ctx.find_blob(staging.upload_key(handle, "conf")) or b"{}"
-    if unknown is None:
-        unknown = "warn" if whole else "error"
     where = "the uploaded conf"
     spec = decode_topology(uploaded)
     try:
         document = decode_json(raw_conf, where)
     except Exception as error:
         raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
-    conf, spec, warnings = check_confs(document, spec, where, unknown)
+    conf, spec, warnings = check_confs(document, spec, where, "warn" if whole else "error")
     conf.pop(SUBMITTED_KEYS, None)
     submitter = ctx.find_blob(staging.upload_key(handle, "submitter"))
     old = None if former is None else load_runnable(ctx, former).conf
@@ -227,7 +224,7 @@ def update_differences(ctx: OperationsContext, topology: TopologyView, handle: s
 
     :class:`InvalidTopology` for an upload that no topology can be made of.
     """
-    submitted, spec, _, _ = read_source(ctx, handle, None, topology)
+    submitted, spec, _, _ = read_source(ctx, handle, topology)
     old = {**load_runnable(ctx, topology).conf, "topology.workers": topology.base.workers}
     new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
     found = conf_differences(old, new)
