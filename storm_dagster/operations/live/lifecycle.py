@@ -214,9 +214,6 @@ def finish_due(
         except (StormDagsterError, OSError) as error:
             failed[action.topology_id] = str(error)
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error)
-    changing = not late_secs and any(
-        topology.base.status in ("UPGRADING", "ROLLBACK") for topology in view.topologies.values()
-    )
-    ended = advance_upgrades(ctx, view=view) if changing else []
+    ended = [] if late_secs else advance_upgrades(ctx, view=view)
     done += [DoneAction("upgrade", each.topology_id, each.name, each.outcome) for each in ended]
     return DueResult(tuple(done), failed, seen)

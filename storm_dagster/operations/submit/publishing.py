@@ -112,16 +112,16 @@ def _read_staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, Sta
 def _check_target(view: ClusterView, record: StagingRecord) -> None:
     remedy = "another submission of the name came first; kill it, or use another name"
     check_name_free(view, record.name, (record.topology_id, record.replaces), remedy)
-    if record.replaces is not None and record.replaces not in view.topologies:
+    if record.replaces is None:
+        return
+    if (replaced := view.topologies.get(record.replaces)) is None:
         raise NotAlive(
             f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} again"
         )
-    if record.replaces is not None:
-        # What others were told has happened to it meanwhile is not undone.
-        replaced = view.topologies[record.replaces]
-        check_replaceable(replaced)
-        if record.former not in ("", replaced.code_dir):
-            raise Conflict(f"topology {record.name!r} got other code while this was prepared: try again")
+    # What others were told has happened to it meanwhile is not undone.
+    check_replaceable(replaced)
+    if record.former not in ("", replaced.code_dir):
+        raise Conflict(f"topology {record.name!r} got other code while this was prepared: try again")
 
 
 def check_replaceable(topology: TopologyView, doing: str = "replaced") -> None:
