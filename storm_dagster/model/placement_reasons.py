@@ -123,13 +123,7 @@ def refusal(kind: str, name: str, **given: object) -> Refusal:
 
 
 def short_of_slots_refusal(
-    name: str,
-    needed: int,
-    free: Iterable[tuple[str, int]],
-    *,
-    reserve: int = 0,
-    workers: int | None = None,
-    isolated: bool = False,
+    name: str, needed: int, free: Iterable[tuple[str, int]], *, reserve: int, workers: int | None, isolated: bool
 ) -> Refusal:
     """Refusal for a topology that needs more slots than there are.
 
