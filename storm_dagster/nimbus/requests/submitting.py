@@ -13,7 +13,6 @@ from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
 from storm_dagster.model.errors import AlreadyAlive, Misconfigured, Unavailable
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import SubmitRequest, check_request
-from storm_dagster.nimbus.dagster.client import FINISHED
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import check_name_free
@@ -87,7 +86,7 @@ class Submissions:
             return
         if time.monotonic() - other.seen > _POLL_SECS:
             found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=SUBMIT_JOB)
-            if found is None or found.status in FINISHED:
+            if found is None or found.finished:
                 self._names.remove(name)
                 return
             self._names.put(name, replace(other, seen=time.monotonic()))
