@@ -85,17 +85,14 @@ def _object(where: str, component: Any) -> ComponentObject:
         script = component.shell.script
         # Storm hands the whole script over as one argument, and streamparse_run splits it.
         return ComponentObject(shell=(command, script) if script else (command,))
-    if component is not None and component.java_object is not None:
-        raise InvalidTopology(
-            f"{where} is the Java class {component.java_object.full_class_name!r:.200}, which cannot run here: use a shell "
-            "component, or submit a Python topology with `storm-dagster submit`"
-        )
-    if component is not None and component.serialized_java is not None:
-        raise InvalidTopology(
-            f"{where} is a serialized Java object, which cannot run here: use a shell component, or submit a Python "
-            "topology with `storm-dagster submit`"
-        )
-    raise InvalidTopology(f"{where} is of an unknown kind: only shell components can be submitted over Thrift")
+    if component is None or (component.java_object is None and component.serialized_java is None):
+        raise InvalidTopology(f"{where} is of an unknown kind: only shell components can be submitted over Thrift")
+    java = component.java_object
+    kind = "a serialized Java object" if java is None else f"the Java class {java.full_class_name!r:.200}"
+    raise InvalidTopology(
+        f"{where} is {kind}, which cannot run here: use a shell component, or submit a Python topology with "
+        "`storm-dagster submit`"
+    )
 
 
 def read_conf(text: str | None, where: str) -> dict[str, Any]:
