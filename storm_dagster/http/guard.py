@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,13 +26,13 @@ Observe = Callable[[str, str, int, float], None]
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _SAFE = frozenset({"GET", "HEAD"})
-_BROWSER_HEADERS = [
+_BROWSER_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-]
+)
 
 
 def allowed_hosts(configured: Iterable[str]) -> frozenset[str]:
@@ -65,23 +66,19 @@ def _same_origin(origin: str, scheme: str, authority: str) -> bool:
         return False
 
 
+@dataclass(eq=False, repr=False)
 class Guard:
     """Refuses requests that another site makes a browser send, and counts all others."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        hosts: frozenset[str],
-        observe: Observe = lambda *_: None,
-        routes: Iterable[Route] = (),
-        headers: Iterable[tuple[bytes, bytes]] = _BROWSER_HEADERS,
-    ) -> None:
-        self._app = app
-        self._headers = list(headers)
-        self._patterns: dict[Any, str] = {route.endpoint: route.path for route in routes}
-        self._hosts = hosts
-        self._observe = observe
+    _app: ASGIApp
+    _: KW_ONLY
+    hosts: frozenset[str]
+    observe: Observe = lambda *_: None
+    routes: Iterable[Route] = ()
+    headers: Iterable[tuple[bytes, bytes]] = _BROWSER_HEADERS
+
+    def __post_init__(self) -> None:
+        self._patterns: dict[Any, str] = {route.endpoint: route.path for route in self.routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -103,7 +100,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(one for one in self._headers if one[0] not in own)]
+                message["headers"] = [*message["headers"], *(one for one in self.headers if one[0] not in own)]
             await send(message)
 
         try:
@@ -114,12 +111,12 @@ class Guard:
         finally:
             route = self._patterns.get(scope.get("endpoint"), "none")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._observe(method, route, status, time.monotonic() - began)
+            self.observe(method, route, status, time.monotonic() - began)
 
     def _refusal(self, method: str, scheme: str, headers: dict[bytes, str]) -> InvalidRequest | None:
         authority = headers.get(b"host", "")
         host = host_of(authority)
-        if not _is_known(host, self._hosts):
+        if not _is_known(host, self.hosts):
             return InvalidRequest(
                 f"this service is not called {host!r:.100}: use its address, or set storm.local.hostname to that name"
             )
