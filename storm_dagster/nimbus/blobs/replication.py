@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
@@ -43,31 +43,27 @@ class NimbusPeer:
     """Base URL."""
 
 
+@dataclass(eq=False, repr=False)
 class Replicator:
     """Pushes blobs to the followers. ``peers`` is called again for each push and each retry.
 
     ``absent`` gives the addresses of nimbuses that should be there and are not, for the error.
     """
 
-    def __init__(
-        self,
-        peers: Callable[[], list[NimbusPeer]],
-        open_blob: Callable[[str], AbstractContextManager[BinaryIO]],
-        *,
-        wait_secs: float,
-        absent: Callable[[], list[str]] = list,
-        read_timeout_secs: float = 30.0,
-        security: Security | None = None,
-    ) -> None:
-        self._peers = peers
-        self._open = open_blob
-        self._wait_secs = min(wait_secs, LONGEST_WAIT_SECS)
-        self._absent = absent
+    _peers: Callable[[], list[NimbusPeer]]
+    _open: Callable[[str], AbstractContextManager[BinaryIO]]
+    _: KW_ONLY
+    wait_secs: float
+    absent: Callable[[], list[str]] = list
+    read_timeout_secs: float = 30.0
+    security: Security = field(default_factory=Security)
+
+    def __post_init__(self) -> None:
         # What is signed for one peer is sent to no other.
         self._http = httpx.Client(
-            timeout=httpx.Timeout(read_timeout_secs, connect=2.0),
+            timeout=httpx.Timeout(self.read_timeout_secs, connect=2.0),
             follow_redirects=False,
-            **(security or Security()).client_options(),
+            **self.security.client_options(),
         )
         self._lock = threading.Lock()
         # A pool for each peer: one that hangs holds up nobody else.
@@ -104,15 +100,13 @@ class Replicator:
         Returns as soon as ``minimum`` hold it, while the other pushes go on. With ``allow_degraded`` it waits only for
         nimbuses that are alive; without, :class:`Unavailable` when too few hold it within the wait.
         """
-        deadline = time.monotonic() + self._wait_secs
+        deadline = time.monotonic() + min(self.wait_secs, LONGEST_WAIT_SECS)
         holders: set[str] = set()
         refused: dict[str, str] = {}
         while True:
-            peers = [peer for peer in self._peers() if peer.address not in holders]
             running: dict[Future[None], NimbusPeer] = {}
-            for peer in peers:
-                future = self._submit(peer, self._push_one, meta, epoch)
-                if future is not None:
+            for peer in [peer for peer in self._peers() if peer.address not in holders]:
+                if (future := self._submit(peer, self._push_one, meta, epoch)) is not None:
                     running[future] = peer
             while running and 1 + len(holders) < minimum:
                 done, _ = wait(running, timeout=max(deadline - time.monotonic(), 0), return_when=FIRST_COMPLETED)
@@ -135,7 +129,7 @@ class Replicator:
                 return 1 + len(holders)
             if time.monotonic() + _RETRY_SECS >= deadline:
                 refused |= {peer.address: f"{peer.address} does not answer" for peer in running.values()}
-                missing = [*refused.values(), *(f"{url} of nimbus.seeds is not there" for url in self._absent())]
+                missing = [*refused.values(), *(f"{url} of nimbus.seeds is not there" for url in self.absent())]
                 raise Unavailable(
                     f"blob {meta.key!r} is on {1 + len(holders)} nimbuses, {minimum} were asked for"
                     f"{' (' + '; '.join(missing) + ')' if missing else ''}: start another "
