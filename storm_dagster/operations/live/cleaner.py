@@ -220,24 +220,16 @@ def _handle_of(ctx: OperationsContext, key: str) -> str | None:
 
 
 def clean(
-    ctx: OperationsContext,
-    memory: CleanerMemory | None = None,
-    *,
-    boot_now: float | None = None,
-    grace_secs: float = 60.0,
-    token_secs: float | None = None,
-    upload_secs: float | None = None,
+    ctx: OperationsContext, memory: CleanerMemory | None = None, *, boot_now: float | None = None, **limits: float
 ) -> tuple[CleanResult, dict[str, float]]:
     """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next time.
 
-    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given. Refuses with
-    :class:`Unavailable` when the cluster's root is empty, :class:`Conflict` when it is another one's.
+    ``limits`` are those of :func:`survey`. Refuses with :class:`Unavailable` when the cluster's root is empty,
+    :class:`Conflict` when it is another one's.
     """
     epoch = ctx.current_epoch()
     now = ctx.monotonic() if boot_now is None else boot_now
-    garbage, seen = survey(
-        ctx, memory, boot_now=now, grace_secs=grace_secs, token_secs=token_secs, upload_secs=upload_secs
-    )
+    garbage, seen = survey(ctx, memory, boot_now=now, **limits)
     problems: list[str] = []
 
     def deleted(nodes: Iterable[str]) -> list[str]:
@@ -258,7 +250,10 @@ def survey(
     token_secs: float | None = None,
     upload_secs: float | None = None,
 ) -> tuple[CleanResult, dict[str, float]]:
-    """What :func:`clean` would remove now, and the memory for the next time; nothing is changed."""
+    """What :func:`clean` would remove now, and the memory for the next time; nothing is changed.
+
+    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given.
+    """
     ctx.cluster.check_cluster_id()
     age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
     return find_garbage(
