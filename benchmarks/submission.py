@@ -242,6 +242,7 @@ def submissions(measured: Measured, samples: int) -> Iterator[Row]:
     total = "submit -> all tasks running"
     for number in range(1 + 2 * samples):
         eventually(measured.spares_wait, 60, "the spares of the supervisors")
+        time.sleep(3)  # They are importing.
         how = "warm" if number == 0 or number % 2 else "stock"
         with measured.launching(how):
             taken, run_id = measured.submit(f"s{number}", 4)

@@ -5,6 +5,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and exit with the code of the outcome; never returns."""
-    from storm_dagster.cli.app import run
+    from storm_dagster.model.host import without_plugins
+
+    with without_plugins():
+        from storm_dagster.cli.app import run
 
     run()

@@ -68,9 +68,9 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         self._leader: str | None = None
         self._terms: Mapping[str, str] = {}
         # Proxies of the environment are for the outside world, not for the cluster.
-        self._http = httpx.Client(
-            timeout=httpx.Timeout(_TIMEOUT_SECS, connect=2.0), **(security or Security()).client_options()
-        )
+        plain = all(url.startswith("http://") for url in self._urls())
+        options = (security or Security()).client_options(plain=plain)
+        self._http = httpx.Client(timeout=httpx.Timeout(_TIMEOUT_SECS, connect=2.0), **options)
 
     @staticmethod
     def of_cluster(

@@ -49,6 +49,19 @@ def needs(what: str) -> Iterator[None]:
         raise missing_part(error, what) or error from error
 
 
+@contextmanager
+def without_plugins() -> Iterator[None]:
+    """Models of the block get no plugins of Pydantic, which would search all installed packages for them; users' get theirs."""
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    wanted = os.environ.get(name)
+    os.environ[name] = "__all__"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if wanted is None else {name: wanted})
+
+
 def require_release(distribution: str, what: str) -> None:
     """Raise :class:`MissingPart` where ``distribution`` is installed in a release that we do not run with."""
     from packaging.requirements import Requirement

@@ -17,8 +17,11 @@ from types import ModuleType
 from typing import Any
 
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
-from storm_dagster.model.host import write_atomically
-from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.host import without_plugins, write_atomically
+
+with without_plugins():
+    from storm_dagster.api import Topology, TopologyBuilder
+    from storm_dagster.model.topology import TopologySpec
 
 
 def _where(error: BaseException, root: str) -> str:
@@ -67,8 +70,6 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
 
 def _is_topology(value: Any, module: ModuleType) -> bool:
     """Whether a module's attribute is a topology that was made in that module (and not merely imported)."""
-    from storm_dagster.api import Topology, TopologyBuilder
-
     if inspect.isclass(value):
         return issubclass(value, Topology) and value is not Topology and value.__module__ == module.__name__
     return isinstance(value, TopologyBuilder | TopologySpec)
@@ -107,8 +108,6 @@ def topology_spec_of(value: Any) -> TopologySpec | None:
 
     Raises :class:`InvalidTopology` when it is one and breaks a rule.
     """
-    from storm_dagster.api import Topology, TopologyBuilder
-
     if isinstance(value, TopologySpec):
         return value
     if isinstance(value, Topology):

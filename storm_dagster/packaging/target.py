@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -189,16 +190,19 @@ def _run(target: Target, request: dict[str, Any], scratch: Path, timeout: float)
             env=_environment(),
             start_new_session=True,
         )
+        late = threading.Event()
+        # A wait with a timeout would only look every 50 ms.
+        patience = threading.Timer(timeout, lambda: (late.set(), child.kill()))
+        patience.start()
         try:
-            code = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
+            code = child.wait()
         finally:
+            patience.cancel()
             # Whatever the module started goes with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    if code is None:
+    if late.is_set():
         raise InvalidTopology(
             f"target {target} was not described within {timeout:g} s: its import (or callable) hangs; put long "
             'work into initialize() or under if __name__ == "__main__"'

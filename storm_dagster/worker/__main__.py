@@ -5,24 +5,15 @@ import os
 import sys
 from pathlib import Path
 
-_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-# Pydantic would search all installed packages for plugins: a tenth of a worker's start. Users' models get theirs back.
-_wanted = os.environ.get(_PLUGINS)
-os.environ[_PLUGINS] = "__all__"
-from storm_dagster.model.errors import MissingPart, StormDagsterError  # noqa: E402
-from storm_dagster.model.host import needs  # noqa: E402
-from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, SPARE, WORKER_MODULE, WorkerSpec  # noqa: E402
+from storm_dagster.model.errors import MissingPart, StormDagsterError
+from storm_dagster.model.host import needs, without_plugins
 
 try:
-    with needs("a worker"):
+    with needs("a worker"), without_plugins():
+        from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, SPARE, WORKER_MODULE, WorkerSpec
         from storm_dagster.worker.runtime.process import run_worker
 except MissingPart as missing:
     sys.exit(f"MissingPart: {missing.message}")
-
-if _wanted is None:
-    del os.environ[_PLUGINS]
-else:
-    os.environ[_PLUGINS] = _wanted
 
 
 def _wait_for_spec(path: Path) -> None:
