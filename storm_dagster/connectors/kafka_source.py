@@ -86,6 +86,8 @@ class KafkaSource(Source):
             "queued.max.messages.kbytes": 16_384,
             # As long may a partition wait that was full, until the others' fetch is answered.
             "fetch.wait.max.ms": 100,
+            # A broker that hangs would be an error after a minute only.
+            "socket.timeout.ms": 10_000,
         }
         self._errors: deque[Exception] = deque(maxlen=100)
         self._known: list[str] | None = None
