@@ -5,9 +5,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and exit with the code of the outcome; never returns."""
-    from storm_dagster.model.host import without_plugins
+    from storm_dagster.model.host import quick_imports
 
-    with without_plugins():
+    with quick_imports():
         from storm_dagster.cli.app import run
 
     run()

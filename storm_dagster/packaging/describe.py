@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
-from storm_dagster.model.host import without_plugins, write_atomically
+from storm_dagster.model.host import quick_imports, write_atomically
 
-with without_plugins():
+with quick_imports():
     from storm_dagster.api import Topology, TopologyBuilder
     from storm_dagster.model.topology import TopologySpec
 

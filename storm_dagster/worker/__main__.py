@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from storm_dagster.model.errors import MissingPart, StormDagsterError
-from storm_dagster.model.host import needs, without_plugins
+from storm_dagster.model.host import needs, quick_imports
 
 try:
-    with needs("a worker"), without_plugins():
+    with needs("a worker"), quick_imports():
         from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, SPARE, WORKER_MODULE, WorkerSpec
         from storm_dagster.worker.runtime.process import run_worker
 except MissingPart as missing:
