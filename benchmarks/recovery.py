@@ -203,7 +203,7 @@ def report(folder: Path, *, quick: bool, conf: dict[str, Any] | None = None) -> 
         middle = sorted(lost, key=lambda each: each.seconds)[len(lost) // 2]
         yield (
             "supervisor host lost -> its tasks run elsewhere",
-            f"Storm 70 s, JStorm 190 s; aim: session ({session:g} s) + 3 s",
+            f"Storm 70 s, JStorm 190 s; aim: session ({session:g} s) + 2 s",
             f"{middle.seconds:.2f} s ({middle.shares})",
         )
         steps = [e.first_step - e.requested for e in lost if e.first_step and e.requested]
