@@ -220,7 +220,9 @@ def test_without_dagster_submission_waits_and_lifecycle_goes_on(
     eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
     eventually(lambda: state.state.get_children(paths.BLOBSTORE) == [], timeout=60, what="the removal of its blobs")
     with NimbusBlobClient(nimbus.url) as blobs:
-        assert not blobs.keys(topology_id)
+        eventually(
+            lambda: not blobs.keys(topology_id), what="the end of their files, which are removed after their nodes"
+        )
 
 
 def test_what_the_leader_does_instead_of_a_late_dagster_is_noted_for_its_run(
