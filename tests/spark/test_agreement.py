@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model.placement import PlacementBatch
-from storm_dagster.spark.assignment.pipeline import plan_many_with_spark, plan_with_spark
+from storm_dagster.spark.assignment.pipeline import TASKS_OF_GROUP, plan_many_with_spark, plan_with_spark
 from storm_dagster.spark.session import forget_session, open_connect
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 from storm_rigs.placement_invariants import placement_faults
@@ -32,12 +32,15 @@ def session(spark_remote: str) -> Iterator[SparkSession]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("tasks_of_group", [TASKS_OF_GROUP, 20], ids=["one stage", "several partitions"])
 # An example takes seconds: it is many clusters at once.
 @settings(max_examples=settings().max_examples // 50)
 @given(seeds=st.lists(st.integers(0, 2**32), min_size=CLUSTERS, max_size=CLUSTERS, unique=True))
-def test_both_planners_agree_on_generated_clusters(session: SparkSession, seeds: list[int]) -> None:
+def test_both_planners_agree_on_generated_clusters(
+    session: SparkSession, tasks_of_group: int, seeds: list[int]
+) -> None:
     batches = [generated_batch(random.Random(seed)) for seed in seeds]
-    results = plan_many_with_spark(session, batches)
+    results = plan_many_with_spark(session, batches, tasks_of_group)
     for seed, batch, result in zip(seeds, batches, results, strict=True):
         local = plan_placement(batch)
         assert result.placements == local.placements, f"seed {seed}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_PARTITIONS = 32
 _TASKS_OF_PARTITION = 50_000
-_TASKS_OF_GROUP = 10_000
+TASKS_OF_GROUP = 10_000
 _TOPOLOGY = ("cluster", "topology")
 
 
@@ -35,13 +35,18 @@ def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementRe
     return plan_many_with_spark(session, [batch])[0]
 
 
-def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch]) -> list[PlacementResult]:
-    """Place several independent clusters in one job; each result carries the time of the whole job."""
+def plan_many_with_spark(
+    session: SparkSession, batches: Sequence[PlacementBatch], tasks_of_group: int = TASKS_OF_GROUP
+) -> list[PlacementResult]:
+    """Place several independent clusters in one job; each result carries the time of the whole job.
+
+    Up to ``tasks_of_group`` tasks, in all, are one partition: nothing is exchanged, and the job is one stage.
+    """
     started = time.monotonic()
     frames = batch_frames(batches)
     placed = schema.PLACED.empty_table()
     if frames.topologies.num_rows:
-        placed = _placed(session, frames, _cut(batches)).toArrow()
+        placed = _placed(session, frames, _cut(batches, tasks_of_group)).toArrow()
     results = _read_results(batches, placed)
     seconds = time.monotonic() - started
     return [PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds) for placements in results]
@@ -59,11 +64,12 @@ def _read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[t
     ]
 
 
-def _cut(batches: Sequence[PlacementBatch]) -> tuple[int, int]:
+def _cut(batches: Sequence[PlacementBatch], tasks_of_group: int) -> tuple[int, int]:
     """(number of partitions, number of topologies in one Arrow group)."""
     tasks = [len(topology.tasks) for batch in batches for topology in batch.topologies]
-    partitions = max(2, min(_MOST_PARTITIONS, sum(tasks) // _TASKS_OF_PARTITION))
-    return partitions, max(1, _TASKS_OF_GROUP * len(tasks) // max(1, sum(tasks)))
+    several = sum(tasks) > tasks_of_group
+    partitions = max(2, min(_MOST_PARTITIONS, sum(tasks) // _TASKS_OF_PARTITION)) if several else 1
+    return partitions, max(1, tasks_of_group * len(tasks) // max(1, sum(tasks)))
 
 
 def _in_groups(
@@ -73,14 +79,22 @@ def _in_groups(
     partitions, together = cut
     part = F.floor(F.col("topology") / together).alias("part")
     executors, facts = (
-        frame.select("*", part).repartition(partitions, "cluster", "part").groupBy("cluster", "part")
+        _cut_into(partitions, frame.select("*", part), "cluster", "part").groupBy("cluster", "part")
         for frame in (runs, rows)
     )
     return executors.cogroup(facts).applyInArrow(function, schema.ddl(result))
 
 
+def _cut_into(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
+    """``columns`` are what several partitions are cut by; without any Spark cuts them as it likes."""
+    if partitions == 1:
+        return frame.coalesce(1)
+    return frame.repartition(partitions, *columns) if columns else frame
+
+
 def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> DataFrame:
-    supervisors = _frame(session, frames.supervisors)
+    partitions = cut[0]
+    supervisors = _cut_into(partitions, _frame(session, frames.supervisors))
     topologies = _frame(session, frames.topologies)
     runs = _frame(session, frames.runs)
     history = _frame(session, frames.history) if frames.history is not None else None
@@ -95,9 +109,9 @@ def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> Data
         requests = _plain_requests(topologies.where(~F.col("history"))).unionByName(with_history)
         facts = facts.unionByName(history, allowMissingColumns=True)
     allocated = (
-        _ranked_slots(supervisors, history)
+        _ranked_slots(supervisors, history, partitions)
         .groupBy("cluster")
-        .cogroup(requests.groupBy("cluster"))
+        .cogroup(_cut_into(partitions, requests).groupBy("cluster"))
         .applyInArrow(allocate_slots, schema.ddl(schema.ALLOCATED))
     )
     facts = facts.unionByName(allocated, allowMissingColumns=True)
@@ -149,7 +163,7 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
     return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("request"))
 
 
-def _ranked_slots(supervisors: DataFrame, history: DataFrame | None) -> DataFrame:
+def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions: int) -> DataFrame:
     """Every port that is not used, ranked within its supervisor, with the number of topologies that hold it.
 
     A supervisor without such a port has one row without one.
@@ -165,11 +179,11 @@ def _ranked_slots(supervisors: DataFrame, history: DataFrame | None) -> DataFram
     if history is None:
         return slots.select("*", rank, F.lit(0).alias("holders"))
     held = (
-        history.where(F.col("kind") == "old")
+        _cut_into(partitions, history.where(F.col("kind") == "old"))
         .groupBy("cluster", "node", "port")
         .agg(F.count_distinct("topology").cast("int").alias("holders"))
     )
-    joined = slots.join(F.broadcast(held), ["cluster", "node", "port"], "left")
+    joined = slots.join(held.hint("merge" if partitions == 1 else "broadcast"), ["cluster", "node", "port"], "left")
     return joined.select(
         "cluster", "node", "host", "total", "port", rank, F.coalesce("holders", F.lit(0)).alias("holders")
     )
