@@ -3,8 +3,7 @@
 A pinned session is one on the server that many processes attach to in turn. A process that attaches to a session that
 lives already finds its Python workers and plans warm; a session of its own would cost more than a second before the
 first Python function runs. The id is kept where all processes of the cluster find it, and replaced by compare and set
-when the server has dropped the session.
-"""
+when the server has dropped the session."""
 
 import hashlib
 import logging
@@ -90,8 +89,7 @@ SessionIds = ClusterSessionIds | FixedSessionIds
 def pinned_id(ids: SessionIds, *, gone: str | None = None) -> str:
     """The stored id, created when there is none, and replaced when it is the one that is ``gone``.
 
-    Of several processes that find it gone one writes, the others take what that one wrote.
-    """
+    Of several processes that find it gone one writes, the others take what that one wrote."""
     for _ in range(10):
         kept = ids.read()
         if kept is not None and kept[0] != gone:
@@ -108,8 +106,7 @@ class ConnectPlanner:
 
     The first call opens the session, later ones use it on. A session that the server has dropped is
     replaced once. Raises :class:`Unavailable` when Spark is out of reach, fails, or takes longer than
-    ``deadline_secs``.
-    """
+    ``deadline_secs``."""
 
     remote: str
     ids: SessionIds

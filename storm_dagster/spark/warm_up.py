@@ -34,8 +34,7 @@ def warm_planner(planner: Callable[[PlacementBatch], object], placed: Callable[[
     """Run the assignment through every stage; with the cluster's planner its pinned session becomes warm.
 
     ``placed`` is called after the first one, by far the slowest. A submission takes the plain way, and healing the way of what
-    has a past: both are repeated until the plain one gets no faster, twelve times and eight seconds at most.
-    """
+    has a past: both are repeated until the plain one gets no faster, twelve times and eight seconds at most."""
     plain = PlacementBatch(supervisors=WARM_BATCH.supervisors, topologies=WARM_BATCH.topologies[:1])
     for batch in (plain, plain, WARM_BATCH):
         planner(batch)
@@ -56,8 +55,7 @@ def warm_planner(planner: Callable[[PlacementBatch], object], placed: Callable[[
 def warm_up(remote: str) -> None:
     """Run the first jobs on the server at the URL: its JVM has compiled what placements use afterwards.
 
-    A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`.
-    """
+    A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`."""
     planner = ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=_DEADLINE_SECS)
     try:
         warm_planner(planner)

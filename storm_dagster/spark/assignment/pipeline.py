@@ -40,8 +40,7 @@ def plan_many_with_spark(
 ) -> list[PlacementResult]:
     """Place several independent clusters in one job; each result carries the time of the whole job.
 
-    Up to ``tasks_of_group`` tasks, in all, are one partition: nothing is exchanged, and the job is one stage.
-    """
+    Up to ``tasks_of_group`` tasks are one partition: nothing is exchanged, and the job is one stage."""
     started = time.monotonic()
     frames = batch_frames(batches)
     placed = schema.PLACED.empty_table()
@@ -67,9 +66,9 @@ def _read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[t
 def _cut(batches: Sequence[PlacementBatch], tasks_of_group: int) -> tuple[int, int]:
     """(number of partitions, number of topologies in one Arrow group)."""
     tasks = [len(topology.tasks) for batch in batches for topology in batch.topologies]
-    several = sum(tasks) > tasks_of_group
-    partitions = max(2, min(_MOST_PARTITIONS, sum(tasks) // _TASKS_OF_PARTITION)) if several else 1
-    return partitions, max(1, tasks_of_group * len(tasks) // max(1, sum(tasks)))
+    total = max(1, sum(tasks))
+    partitions = 1 if total <= tasks_of_group else max(2, min(_MOST_PARTITIONS, total // _TASKS_OF_PARTITION))
+    return partitions, max(1, tasks_of_group * len(tasks) // total)
 
 
 def _in_groups(
@@ -79,24 +78,20 @@ def _in_groups(
     partitions, together = cut
     part = F.floor(F.col("topology") / together).alias("part")
     executors, facts = (
-        _cut_into(partitions, frame.select("*", part), "cluster", "part").groupBy("cluster", "part")
+        _cut_by(partitions, frame.select("*", part), "cluster", "part").groupBy("cluster", "part")
         for frame in (runs, rows)
     )
     return executors.cogroup(facts).applyInArrow(function, schema.ddl(result))
 
 
-def _cut_into(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
-    """``columns`` are what several partitions are cut by; without any Spark cuts them as it likes."""
-    if partitions == 1:
-        return frame.coalesce(1)
-    return frame.repartition(partitions, *columns) if columns else frame
+def _cut_by(partitions: int, frame: DataFrame, *columns: str) -> DataFrame:
+    return frame.coalesce(1) if partitions == 1 else frame.repartition(partitions, *columns)
 
 
 def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> DataFrame:
     partitions = cut[0]
-    supervisors = _cut_into(partitions, _frame(session, frames.supervisors))
-    topologies = _frame(session, frames.topologies)
-    runs = _frame(session, frames.runs)
+    tables = (frames.supervisors, frames.topologies, frames.runs)
+    supervisors, topologies, runs = (_frame(session, table) for table in tables)
     history = _frame(session, frames.history) if frames.history is not None else None
     topologies = topologies.withColumn("text", F.to_json("about", {"ignoreNullFields": "false"}))
     facts = _about(topologies)
@@ -109,9 +104,9 @@ def _placed(session: SparkSession, frames: Frames, cut: tuple[int, int]) -> Data
         requests = _plain_requests(topologies.where(~F.col("history"))).unionByName(with_history)
         facts = facts.unionByName(history, allowMissingColumns=True)
     allocated = (
-        _ranked_slots(supervisors, history, partitions)
+        _ranked_slots(_cut_by(partitions, supervisors, "cluster", "node"), history, partitions)
         .groupBy("cluster")
-        .cogroup(_cut_into(partitions, requests).groupBy("cluster"))
+        .cogroup(_cut_by(partitions, requests, "cluster").groupBy("cluster"))
         .applyInArrow(allocate_slots, schema.ddl(schema.ALLOCATED))
     )
     facts = facts.unionByName(allocated, allowMissingColumns=True)
@@ -166,8 +161,7 @@ def _plain_requests(topologies: DataFrame) -> DataFrame:
 def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions: int) -> DataFrame:
     """Every port that is not used, ranked within its supervisor, with the number of topologies that hold it.
 
-    A supervisor without such a port has one row without one.
-    """
+    A supervisor without such a port has one row without one."""
     slots = supervisors.select(
         "cluster",
         "node",
@@ -179,7 +173,7 @@ def _ranked_slots(supervisors: DataFrame, history: DataFrame | None, partitions:
     if history is None:
         return slots.select("*", rank, F.lit(0).alias("holders"))
     held = (
-        _cut_into(partitions, history.where(F.col("kind") == "old"))
+        _cut_by(partitions, history.where(F.col("kind") == "old"), "cluster", "node", "port")
         .groupBy("cluster", "node", "port")
         .agg(F.count_distinct("topology").cast("int").alias("holders"))
     )

@@ -245,9 +245,10 @@ class SpoutRunner(SpoutBase):
         until = now + PASS_SECS if shared.sliced else float("inf")
         entries = self.pending.entries
         most = self.max_pending or (1 << 60)
-        stop = emitted_on(routes) + self.quota
+        emitted = emitted_on(routes)
+        stop = emitted + self.quota
         for _ in range(PASS_CALLS):
-            before = emitted_on(routes)
+            before = emitted
             if len(entries) >= most or before >= stop:
                 break
             try:
@@ -256,7 +257,8 @@ class SpoutRunner(SpoutBase):
                 self.on_error(error, "next_tuple")
                 self.pause_until = clock() + 0.1
                 return True
-            if emitted_on(routes) == before:
+            emitted = emitted_on(routes)
+            if emitted == before:
                 self._empty += 1
                 # Polled every millisecond at first, less often later.
                 self.pause_until = clock() + (0.001 if self._empty < _QUICK_RETRIES else 0.005)
