@@ -4,7 +4,6 @@ A conf is a flat map of dotted keys. Cluster conf is the shipped ``conf_keys.yam
 HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
 """
 
-import difflib
 import functools
 import re
 from collections import defaultdict
@@ -166,7 +165,9 @@ def unknown_keys(conf: Conf) -> dict[str, str]:
     for key in conf:
         if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES) or _reason_to_ignore(key, submitted=False):
             continue
-        near = difflib.get_close_matches(key, CONF_KEYS, n=1, cutoff=0.6)
+        from difflib import get_close_matches
+
+        near = get_close_matches(key, CONF_KEYS, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else "remove it, or use a prefix of your own"
         found[key] = f"conf key {key!r} is not known: {hint}"
     return found
@@ -179,8 +180,7 @@ def validate_conf(
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
     :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted`` conf (a topology's
-    or a component's) null under a key with a default means "not set", and the error is :class:`InvalidTopology`.
-    """
+    or a component's) null under a key with a default means "not set", and the error is :class:`InvalidTopology`."""
     failure = InvalidTopology if submitted else InvalidRequest
     if not isinstance(conf, Mapping):
         hint = ": send a JSON object" if submitted else ""
@@ -265,8 +265,7 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
     """Defaults, then ``conf_dir/storm.yaml`` when it exists, then ``overrides``.
 
     Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
-    ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it.
-    """
+    ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it."""
     merged = ClusterConf(default_conf(), dict.fromkeys(CONF_KEYS, "default"))
     if conf_dir is not None:
         path = conf_dir / "storm.yaml"

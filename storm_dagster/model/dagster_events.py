@@ -47,8 +47,7 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     def make(origin: str, kind: Any, key: str | Sequence[str], **given: Any) -> "DagsterEvent":
         """A checked event of ``origin`` (topology and component); ``None`` among the values is none.
 
-        Raises :class:`InvalidRequest` for what Dagster would not take. Scalars of numpy become plain numbers.
-        """
+        Raises :class:`InvalidRequest` for what Dagster would not take. Scalars of numpy become plain numbers."""
         what = f"{kind} of asset {key!r:.100}"
         parts = key.split("/") if isinstance(key, str) else [*key] if isinstance(key, list | tuple) else []
         if not parts or not all(isinstance(part, str) and part for part in parts):

@@ -49,8 +49,7 @@ class DagsterNames:
 
     Without ``cluster`` they are the plain ones. With ``cluster="prod"`` jobs, sensors, schedules, ops and groups
     begin with ``prod_``, asset keys with ``prod``, and the dynamic partitions are the cluster's own.
-    :class:`InvalidRequest` when either part is no Dagster identifier.
-    """
+    :class:`InvalidRequest` when either part is no Dagster identifier."""
 
     cluster: str | None = None
     resource_prefix: str = "storm_"

@@ -135,8 +135,7 @@ def cluster_conf(home: Path | None = None, conf_dir: Path | None = None, overrid
     with ``-c`` (``HOME/dev.json``), the addresses in ``HOME/cluster.json``, then ``-c KEY=VALUE`` of the caller.
     With an explicit ``conf_dir`` the cluster is the one that its ``storm.yaml`` names, and
     ``HOME/cluster.json`` is not read. Raises :class:`InvalidRequest` for a wrong conf and
-    :class:`Corrupt` for a damaged ``cluster.json``.
-    """
+    :class:`Corrupt` for a damaged ``cluster.json``."""
     if conf_dir is not None:
         return load_cluster_conf(conf_dir, overrides)
     home = home_dir(home)

@@ -14,8 +14,7 @@ class StormDagsterError(Exception):
     """Base of every error that this package raises on purpose.
 
     ``http_status`` is what the HTTP service answers with; ``exit_code`` is what the command line exits
-    with.
-    """
+    with."""
 
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
@@ -125,8 +124,7 @@ _BY_NAME: dict[str, type[StormDagsterError]] = {
 def error_from_document(document: Any) -> StormDagsterError:
     """The error that a service answered with, rebuilt from its JSON document.
 
-    An unknown type becomes the root class, so that a newer server never makes an older client crash.
-    """
+    An unknown type becomes the root class, so that a newer server never makes an older client crash."""
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(error, dict):
         return StormDagsterError(

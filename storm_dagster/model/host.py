@@ -1,13 +1,14 @@
 """Requirements of this host, with a remedy when one is missing; locks, and folders and files of daemons."""
 
 import gc
-import importlib.metadata
+import importlib
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from storm_dagster.model.errors import Conflict, InvalidRequest, MissingPart
@@ -18,9 +19,11 @@ _BROUGHT_BY = {"yaml": "pyyaml", "zmq": "pyzmq", "grpc": "pyspark", "google": "p
 
 def _requirements() -> list[str]:
     """Those of our distribution; none where a worker of another interpreter finds the package on its path alone."""
+    from importlib import metadata
+
     try:
-        return importlib.metadata.requires("storm-dagster") or []
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.requires("storm-dagster") or []
+    except metadata.PackageNotFoundError:
         return []
 
 
@@ -50,17 +53,35 @@ def needs(what: str) -> Iterator[None]:
         raise missing_part(error, what) or error from error
 
 
+class _Metadata(ModuleType):
+    """``importlib.metadata`` until it is used: Pydantic imports it, for its plugins alone, and it takes 1.7 MiB."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # The import itself asks for it.
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def entry_points(self, **group: str) -> Any:
+        return self.__getattr__("entry_points")(**group)
+
+
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Imports of the block take a fifth to a quarter less time: no garbage is searched, then or later, among what they make,
     and models get no plugins of Pydantic, which are searched in all installed packages. Users' models get theirs."""
     name, collects = "PYDANTIC_DISABLE_PLUGINS", gc.isenabled()
+    metadata = _Metadata("importlib.metadata")
+    sys.modules.setdefault(metadata.__name__, metadata)
     wanted = os.environ.get(name)
     os.environ[name] = "__all__"
     gc.disable()
     try:
         yield
     finally:
+        if sys.modules[metadata.__name__] is metadata:
+            del sys.modules[metadata.__name__]
         gc.freeze()
         if collects:
             gc.enable()
@@ -70,11 +91,13 @@ def quick_imports() -> Iterator[None]:
 
 def require_release(distribution: str, what: str) -> None:
     """Raise :class:`MissingPart` where ``distribution`` is installed in a release that we do not run with."""
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     # It may be part of an archive, for example: it was imported.
-    with suppress(importlib.metadata.PackageNotFoundError):
-        found = importlib.metadata.version(distribution)
+    with suppress(metadata.PackageNotFoundError):
+        found = metadata.version(distribution)
         for wanted in map(Requirement, _requirements()):
             allowed = "+" in found or wanted.specifier.contains(found, prereleases=True)
             if wanted.name == distribution and wanted.marker is None and not allowed:

@@ -5,7 +5,6 @@ This is the form that travels: a client describes its topology as this JSON, nim
 never contains any.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -111,8 +110,10 @@ def decode_topology(raw: bytes | str) -> TopologySpec:
 
 
 def _hint(wrong: str, known: Iterable[str], what: str) -> str:
+    from difflib import get_close_matches
+
     names = sorted(known)
-    if near := difflib.get_close_matches(wrong, names, n=1, cutoff=0.5):
+    if near := get_close_matches(wrong, names, n=1, cutoff=0.5):
         return f"did you mean {near[0]!r}?"
     return f"{what} are {', '.join(names[:20])}" if names else f"it has no {what}"
 

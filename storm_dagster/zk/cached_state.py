@@ -63,8 +63,7 @@ class CacheMetrics:
 class CachedReads(ZooKeeperClusterState):
     """A :class:`ClusterState` on the session of another one, for readers; it never writes.
 
-    It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe.
-    """
+    It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe."""
 
     def __init__(self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(state.session)
@@ -91,8 +90,7 @@ class CachedReads(ZooKeeperClusterState):
 
     def load_view(self, cluster_id: str) -> ClusterView:
         """The whole cluster (:func:`~storm_dagster.zk.view_loading.load_view`); what did not change is not
-        decoded again.
-        """
+        decoded again."""
         return load_view(self, cluster_id, decode=self._decode)
 
     def _decode(self, cls: type[Any], raw: bytes, path: str) -> Any:

@@ -130,8 +130,7 @@ class ZooKeeperClusterState(ClusterState):
     def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool, closed: Any) -> list[Any]:
         """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch if it is awaited.
 
-        ``closed`` is the answer for a node that a worker has made and closed: it must not hide those of others.
-        """
+        ``closed`` is the answer for a node that a worker has made and closed: it must not hide those of others."""
         fulls = [self.session.full(path) for path in many]
         answers: list[Any] = [None] * len(fulls)
         wanted = list(range(len(fulls)))
@@ -181,8 +180,7 @@ class ZooKeeperClusterState(ClusterState):
         """Create the node and its parents where they are missing; racing creators do not disturb.
 
         The root itself is never created here: state that vanished as a whole must not come back as an
-        empty tree. ``Unavailable`` when the root is absent.
-        """
+        empty tree. ``Unavailable`` when the root is absent."""
         if parent_of(path) == path or self.exists(path):
             return
         # From below: a worker may create nodes in a few places only.
@@ -236,8 +234,7 @@ class ZooKeeperClusterState(ClusterState):
         """Write the data; returns the new version.
 
         Without ``version`` a missing node is created with its parents, and existing data is
-        replaced. With it (0 included), ``Conflict`` unless the node exists and has that version.
-        """
+        replaced. With it (0 included), ``Conflict`` unless the node exists and has that version."""
         _check_size(path, data)
         if version is not None:
             return self._set(path, data, version).version
@@ -267,8 +264,7 @@ class ZooKeeperClusterState(ClusterState):
         An existing node is only written to when this very session owns it. One that an older session of
         the same process (or anybody else) owns is replaced in one transaction: writing to it would
         succeed, and the node would vanish with its owner. ``Conflict`` when the race for it is lost again
-        and again, or when it has children.
-        """
+        and again, or when it has children."""
         _check_size(path, data)
         for _ in range(_ATTEMPTS):
             mine = self.session.session_id

@@ -133,8 +133,7 @@ def make_client(
 
     It goes on reconnecting in the background at most a second apart for as long as it is open; requests
     never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` (lines "user:password")
-    the client proves itself by digest, also after each reconnection.
-    """
+    the client proves itself by digest, also after each reconnection."""
     retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
     client = KazooClient(
         hosts=hosts,

@@ -86,8 +86,7 @@ class SqliteCache:
 def open_disk_cache(directory: Path, named: str | None, *, reset: bool) -> DiskCache:
     """The disk level in ``directory``; ``named`` is ``module:class``, called with the folder.
 
-    With ``reset`` it is emptied. Raises :class:`InvalidRequest` when the class cannot be loaded.
-    """
+    With ``reset`` it is emptied. Raises :class:`InvalidRequest` when the class cannot be loaded."""
     make = SqliteCache if not named else load_plugin("nimbus.cache.class", named)
     cache: DiskCache = make(directory)
     if reset:

@@ -28,8 +28,7 @@ _TABLE = load_table(__name__, "embedded")
 def zookeeper_jars() -> list[Path]:
     """The jars of pyspark that make a ZooKeeper server; pyspark itself is not imported.
 
-    Raises ``Unavailable`` when pyspark is not installed or was installed without its jars.
-    """
+    Raises ``Unavailable`` when pyspark is not installed or was installed without its jars."""
     spec = importlib.util.find_spec("pyspark")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     if not roots:
@@ -66,8 +65,7 @@ def zookeeper_command(
     Sessions of 2 ticks to 60 s are granted. ``durable=False`` leaves out the fsync of the transaction log:
     the state then survives the end of the process, but not of the machine. ``more`` are further lines of its
     configuration, ``java_options`` of its command (:func:`ensemble_command`). Raises ``Unavailable`` when
-    Java or the jars are missing, ``InvalidRequest`` for a port out of range.
-    """
+    Java or the jars are missing, ``InvalidRequest`` for a port out of range."""
     if not 0 < port < 65536:
         raise InvalidRequest(f"ZooKeeper cannot listen on port {port}: give one from 1 to 65535")
     jars = zookeeper_jars()
@@ -135,8 +133,7 @@ def ensemble_command(
 
     With a ``password`` (letters and digits) only who knows it votes or follows: the ports between members are open to
     all users of the host. Everything else is as in :func:`zookeeper_command`. :class:`InvalidRequest` when ``id``
-    is not among the members, or two of them share an id.
-    """
+    is not among the members, or two of them share an id."""
     by_id = {member.id: member for member in members}
     if id not in by_id or len(by_id) != len(members):
         raise InvalidRequest(

@@ -81,8 +81,7 @@ def write_pick(
 ) -> None:
     """Write the next batch, and the record afterwards.
 
-    ``Fenced`` when the epoch is over, ``Conflict`` when the assignment or the upgrade moved on.
-    """
+    ``Fenced`` when the epoch is over, ``Conflict`` when the assignment or the upgrade moved on."""
     transaction = state.transaction().check(paths.EPOCH, epoch)
     transaction.check(paths.assignment(topology_id), assignment_version)
     put_record_ops(transaction, topology_id, read, batch.record)

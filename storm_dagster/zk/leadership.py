@@ -27,8 +27,7 @@ class LeadershipSession:
 
     All methods may be called from any thread. :meth:`is_leader` needs no request and turns false at the very
     moment at which the connection is suspended; :meth:`try_lead` (which the loop calls anyway) tells
-    whether leadership survived.
-    """
+    whether leadership survived."""
 
     def __init__(self, cluster: StormClusterState) -> None:
         self._cluster = cluster
@@ -67,8 +66,7 @@ class LeadershipSession:
         ``leader`` is the ``host:port`` of its Thrift service, ``http`` the base URL of its HTTP service.
         Calling it while leading asks ZooKeeper and confirms; after an interruption that the session
         survived it finds the same epoch again. ``wake`` is called at the next change of the leader.
-        Raises ``Unavailable`` when ZooKeeper is out of reach: the outcome shows at the next call.
-        """
+        Raises ``Unavailable`` when ZooKeeper is out of reach: the outcome shows at the next call."""
         with self._lock:
             for _ in range(_ATTEMPTS):
                 before = self._interruptions
@@ -111,8 +109,7 @@ class LeadershipSession:
 
     def resign(self) -> None:
         """Give leadership up now; no error when it is not held. Its epoch can then not be used any more
-        once another takes over, and :meth:`is_leader` is false at once.
-        """
+        once another takes over, and :meth:`is_leader` is false at once."""
         with self._lock:
             self._confirmed = None
             if (epoch := self._held(None)) is not None:

@@ -34,8 +34,7 @@ class PathWatch(AbstractContextManager["PathWatch"]):
     """Watches of one absolute path, with a session of their own. Use it as a context manager.
 
     A change after :meth:`snapshot` returned ends the next :meth:`wait`: the watches are set before the
-    node is read. A reconnection ends it too, because watches may have been lost with the connection.
-    """
+    node is read. A reconnection ends it too, because watches may have been lost with the connection."""
 
     def __init__(self, conf: Mapping[str, Any], path: str, *, children: bool) -> None:
         self._session = open_session({**default_conf(), **conf, "storm.zookeeper.root": "/"})

@@ -46,8 +46,7 @@ def store_memory(cluster: StormClusterState, sensor: str, raw: bytes, name: str 
 
     Nothing is written when ``name`` holds it already. Otherwise it lands by compare and set, and only while
     ``epoch`` (of the view that it was made from; below 0 before any leader) is the leadership epoch: else the result
-    is ``name``, and the next tick has its turn. The same when it is larger than 16 MiB.
-    """
+    is ``name``, and the next tick has its turn. The same when it is larger than 16 MiB."""
     digest = _digest(raw)
     if isinstance(name, str) and name.partition("-")[2] == digest:
         return name

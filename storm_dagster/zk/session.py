@@ -61,8 +61,7 @@ class ZkSession:
     Made in the process that uses it; every use in a forked child raises
     ``InvalidRequest``. All methods may be called from any thread. Requests are refused with
     ``Unavailable`` while the connection is down instead of being queued, and every wait has a deadline;
-    only the reconnection itself goes on in the background until :meth:`close`.
-    """
+    only the reconnection itself goes on in the background until :meth:`close`."""
 
     def __init__(
         self,
@@ -84,8 +83,7 @@ class ZkSession:
         need them (``model/zookeeper_access``; ``super_acl`` as there). Reads are tried again
         ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection
         in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``, and
-        ``Misconfigured`` when ``tls`` does not trust them.
-        """
+        ``Misconfigured`` when ``tls`` does not trust them."""
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'")
         self.root: str = normalize_root(root)
@@ -154,8 +152,7 @@ class ZkSession:
         """Boot clock until which the session certainly lives: 0.0 when it is over.
 
         With ``session_id``, the answer concerns that session, and is 0.0 once another took its place: what
-        an owner of ephemeral nodes must ask with the id that it wrote them under.
-        """
+        an owner of ephemeral nodes must ask with the id that it wrote them under."""
         lease = self._connection.lease
         if not lease.session_id or (session_id is not None and lease.session_id != session_id):
             return 0.0
@@ -165,8 +162,7 @@ class ZkSession:
         """Call ``wake`` with ``"CONNECTED"``, ``"SUSPENDED"`` or ``"LOST"`` on each change, in order.
 
         It runs in the connection's thread: it may set flags and events, and must neither block nor use
-        the session.
-        """
+        the session."""
         self._listeners.append(wake)
 
     def remove_listener(self, wake: Callable[[str], None]) -> None:
@@ -255,8 +251,7 @@ class ZkSession:
         """The result of one request that ``begin`` starts (a kazoo ``*_async`` method).
 
         Answers such as ``NoNodeError`` pass through for the caller in this package. A lost connection is
-        ``Unavailable``; a ``read`` is tried again first, a write never, for it may have landed.
-        """
+        ``Unavailable``; a ``read`` is tried again first, a write never, for it may have landed."""
         return self._attempt(lambda: begin(self._client).get(timeout=self._reply_seconds), what, read=read)
 
     def _attempt(self, ask: Callable[[], T], what: str, *, read: bool) -> T:
@@ -282,8 +277,7 @@ class ZkSession:
         """Results of many reads in the order given, sent without waiting for each other.
 
         An error such as ``NoNodeError`` is in the list as that exception, a refusal as ``Misconfigured``. A lost connection starts
-        the slice again, as in :meth:`call`.
-        """
+        the slice again, as in :meth:`call`."""
         results: list[Any] = []
         for start in range(0, len(begins), _PIPELINE):
             part = begins[start : start + _PIPELINE]
@@ -316,8 +310,7 @@ class ZkSession:
         """End the session, so that its ephemeral nodes vanish at once. Closing twice does nothing.
 
         Returns within about ``deadline`` seconds in any case: ``False`` when the server was not reached,
-        so that the session ends there by its timeout.
-        """
+        so that the session ends there by its timeout."""
         with self._closing:
             if self.closed:
                 return True
@@ -367,8 +360,7 @@ class QuorumLease:
       least half a tick after the first: the leader pings its followers every half tick, what a follower replies
       names the sessions that it heard of, and requests and pings keep their order. So the leader heard of the
       session after the first of the three had been sent. (Half a tick is at most a quarter of any session timeout
-      that it grants.)
-    """
+      that it grants.)"""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session

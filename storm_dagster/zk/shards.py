@@ -42,8 +42,7 @@ def put_ops(state: ClusterState, transaction: Transaction, path: str, raw: bytes
     ``at`` is the version of the node as read, ``None`` when the record must not exist yet. The parts of a
     large record are written at once; the parts of the former record, and of writers that never
     committed, are deleted by the transaction. Raises ``InvalidTopology`` before any write when the record
-    is larger than 16 MiB.
-    """
+    is larger than 16 MiB."""
     if len(raw) > MAX_SHARDS * SHARD_BYTES:
         raise InvalidTopology(
             f"{path} would take {len(raw)} bytes, {MAX_SHARDS * SHARD_BYTES} are allowed: "
@@ -96,8 +95,7 @@ def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
     """The record whose node holds ``raw``: itself, or its parts put together.
 
     ``None`` when the parts are gone, because the record was replaced after ``raw`` had been read.
-    Raises ``Corrupt`` when the parts differ from the head.
-    """
+    Raises ``Corrupt`` when the parts differ from the head."""
     if not raw.startswith(_HEAD_START):
         return raw
     head = decode_record(ShardHead, raw, path)

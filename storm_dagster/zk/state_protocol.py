@@ -25,8 +25,7 @@ class ClusterState(Protocol):
 
     Paths start with ``/`` and are below the state's root. ``watch=True`` arms a one-shot watch, whose
     event goes to every registered callback. Every method raises ``Unavailable`` when the store is out of
-    reach; a write whose answer was lost may have landed.
-    """
+    reach; a write whose answer was lost may have landed."""
 
     awaits_all: bool = True
     """Whether a watch on a missing node fires at its creation, wherever it is; if not, on the first level only."""

@@ -17,7 +17,7 @@ from storm_dagster.model.records import Assignment, Record, decode_record, encod
 from storm_dagster.model.security import zookeeper_payload, zookeeper_tls
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.model.zookeeper_access import SUPER_ACL
-from storm_dagster.zk import gray_upgrades, root, shards, view_loading
+from storm_dagster.zk import root, shards, view_loading
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.task_errors import TaskErrors
@@ -63,8 +63,7 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
 
     With ``storm.zookeeper.auth.payload`` or a secret, a root that everybody may write is :class:`Conflict`. Workers,
-    which cannot read its ACL, trust their supervisor.
-    """
+    which cannot read its ACL, trust their supervisor."""
     full = {**default_conf(), **(conf.values if isinstance(conf, ClusterConf) else conf)}
     session = open_session(full)
     if zookeeper_payload(full) and not full.get(SUPER_ACL):
@@ -100,8 +99,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
     ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the next
     change of what is read or when changes may have been missed (every reconnection issues all of them).
     They may only set an event, and must be given again with the next read. They are hints: read everything
-    again from time to time as well.
-    """
+    again from time to time as well."""
 
     def __init__(self, state: ClusterState, cluster_id: str, *, owns_state: bool) -> None:
         self.state = state
@@ -125,8 +123,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         A ``ClusterState`` is used and left open by :meth:`disconnect`; a conf gets a client of its own,
         which that closes. ``cluster_id`` is the id that the caller remembers: another one is ``Conflict``.
         With the root absent, nothing is created and ``Unavailable`` raised, unless ``create_root`` (which
-        makes the first-level nodes, and an id when none is given).
-        """
+        makes the first-level nodes, and an id when none is given)."""
         owns = isinstance(conf_or_state, ClusterConf | Mapping)
         state = _open_state(conf_or_state) if owns else conf_or_state
         try:
@@ -230,8 +227,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
 
         The epoch is -1 before the first leader. Damaged records are in ``ClusterView.corrupt``. ``wake``
         is called when supervisors come or go, and at changes of topologies, assignments, heartbeat records
-        and live workers, and when the leader changes; not when a supervisor's record is rewritten.
-        """
+        and live workers, and when the leader changes; not when a supervisor's record is rewritten."""
         before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
         return view_loading.load_view(self.state, self._cluster_id, before)
 
@@ -267,7 +263,9 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
-        return gray_upgrades.read_upgrade(self.state, topology_id, self.watch(paths.gray_upgrade(topology_id), wake))
+        from storm_dagster.zk.gray_upgrades import read_upgrade  # A worker has no use for its rules.
+
+        return read_upgrade(self.state, topology_id, self.watch(paths.gray_upgrade(topology_id), wake))
 
     def blacklist(self) -> frozenset[str]:
         """Hosts that get no new work."""
@@ -284,8 +282,7 @@ class StormClusterState(WorkerNodes, TaskErrors, AbstractContextManager["StormCl
         """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new version.
 
         The record is never created: ``Conflict`` when it is gone, because the topology is, and when the assignment
-        moved on.
-        """
+        moved on."""
         transaction = self._assigned(topology_id, assignment_version)
         landed = transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1).commit()[-1]
         assert isinstance(landed, int)

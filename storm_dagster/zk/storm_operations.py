@@ -38,8 +38,7 @@ class StormOperations(StormClusterState):
     No daemon holds one: a write here is fenced only when it is given the leadership ``epoch`` of its writer, and then
     raises ``Fenced`` once that is over. A ``callback`` is one-shot: it is called once, at the next change, or when
     events may have been lost, and must be given again with the next read. A later one for the same path replaces it.
-    It runs in ZooKeeper's thread and must only set an event.
-    """
+    It runs in ZooKeeper's thread and must only set an event."""
 
     def _guarded(self, epoch: int | None) -> Transaction:
         return self.state.transaction() if epoch is None else self.fenced(epoch)
@@ -52,8 +51,7 @@ class StormOperations(StormClusterState):
 
     def set_assignment(self, topology_id: str, info: records.Assignment, *, epoch: int | None = None) -> int:
         """``/assignments/<id>``: write the assignment in one transaction that raises the assignments version
-        (the version of ``/assignments``); returns the assignment's version.
-        """
+        (the version of ``/assignments``); returns the assignment's version."""
         path = paths.assignment(topology_id)
         raw = records.encode_record(info, limit=None)
 
@@ -84,8 +82,7 @@ class StormOperations(StormClusterState):
         """``/topology/<id>``: replace the fields that ``elems`` names, by compare and set.
 
         ``executors`` are merged per component: a new number wins, components not named keep theirs.
-        Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong values.
-        """
+        Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong values."""
         path = paths.topology(topology_id)
 
         def attempt() -> records.StormBase:
@@ -127,8 +124,7 @@ class StormOperations(StormClusterState):
     def remove_storm(self, topology_id: str, *, epoch: int | None = None) -> None:
         """Remove the assignment (raising the assignments version), then tasks, heartbeats, errors, metrics, gray
         upgrade and worker folder, and the base at the very end, so that an interrupted removal is seen.
-        The backup of the assignment, kept under the name, stays.
-        """
+        The backup of the assignment, kept under the name, stays."""
 
         def unassign() -> None:
             transaction = self._raise_assignments_version(epoch)
@@ -165,8 +161,7 @@ class StormOperations(StormClusterState):
         """``/taskbeats/<id>``: the beat of each executor's slot.
 
         Only executors that the assignment places in that slot now, and of which no task is counted dead:
-        reports of a stale worker about others are ignored.
-        """
+        reports of a stale worker about others are ignored."""
         found = self._read(records.TaskBeats, paths.taskbeats(topology_id))
         assigned = self.assignment_info(topology_id)
         if found is None or assigned is None:

@@ -50,8 +50,7 @@ class TaskErrors:
 
         ``time`` is in epoch seconds. Messages over 32 Ki characters are shortened. One of a ``group`` that is kept is
         added to its count; without a text it is dropped if none is. The component is looked up in ``/tasks`` when it is
-        not given; ``InvalidRequest`` when that does not know the task.
-        """
+        not given; ``InvalidRequest`` when that does not know the task."""
         if not component:
             path = paths.tasks(topology_id)
             raw = self.state.get_data(path)

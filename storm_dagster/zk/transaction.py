@@ -56,8 +56,7 @@ class Transaction:
     """Operations collected by fluent calls and sent by :meth:`commit`, once.
 
     Versions are data versions as read, 0 included; ``-1`` means any version and is for deletions and for
-    nodes that only this process writes. Paths are below the session's root.
-    """
+    nodes that only this process writes. Paths are below the session's root."""
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -91,8 +90,7 @@ class Transaction:
         """Create the node, whose parent must exist and which must not.
 
         With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so that such
-        nodes are in the order of their transactions.
-        """
+        nodes are in the order of their transactions."""
         acl = self._session.acl(path)
         return self._add(
             _Operation("create", path, lambda to, full: to.create(full, data, acl, ephemeral, sequence), data)
@@ -116,8 +114,7 @@ class Transaction:
         Returns, for each operation in order, the path of a create, the new version of a set, and ``None``
         for the others. Raises ``Fenced`` when a check of the epoch failed, ``Conflict`` (with ``path``)
         when any other operation could not be done, ``InvalidTopology`` when the whole is too large, and
-        ``Unavailable`` when the answer was lost: the transaction may then have landed; read again.
-        """
+        ``Unavailable`` when the answer was lost: the transaction may then have landed; read again."""
         if self._committed:
             raise InvalidRequest("this transaction was committed already: collect a new one")
         if self.size > MAX_TRANSACTION_BYTES:

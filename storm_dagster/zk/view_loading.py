@@ -117,8 +117,7 @@ def load_view(
     the read are left out. With ``before_watch`` every list, base, heartbeat record and ``/assignments`` are
     watched, after ``before_watch(path)`` was called for each. Raises ``Unavailable`` when the root is gone
     and ``Conflict`` when it belongs to another cluster than ``cluster_id``. ``decode`` may return a record that was
-    made of the same bytes before: records are immutable.
-    """
+    made of the same bytes before: records are immutable."""
     watch = before_watch is not None
     announce = before_watch or (lambda path: None)
     for path in (paths.EPOCH, paths.ASSIGNMENTS, paths.SUPERVISORS, paths.TOPOLOGY, paths.BLACKLIST):

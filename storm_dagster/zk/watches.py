@@ -46,8 +46,7 @@ class WatchSlots:
 
     A callback is taken out before it is called, so it runs once and must be given again with the next
     read. The *callback* of a slot is replaced by a later one (Storm's rule); *wakes* gather, so that
-    several loops of one process can wait for the same node. All methods are thread-safe.
-    """
+    several loops of one process can wait for the same node. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,8 +55,7 @@ class WatchSlots:
     def set_callback(self, path: str, callback: Callable[..., object]) -> None:
         """Call ``callback`` at the next event of ``path``, instead of the one given before.
 
-        It gets the last element of the path if it requires an argument, and none otherwise.
-        """
+        It gets the last element of the path if it requires an argument, and none otherwise."""
         with self._lock:
             self._slots.setdefault(path, _Slot()).callback = callback
 
@@ -73,8 +71,7 @@ class WatchSlots:
         """Issue the callbacks that wait for an event of ``path``.
 
         An event of a child also issues those of ``/supervisors``, whose list and records share one
-        callback. Raises :class:`UnknownSubtree` when no kind of callback belongs to the first element.
-        """
+        callback. Raises :class:`UnknownSubtree` when no kind of callback belongs to the first element."""
         first, *rest = [part for part in path.split("/") if part] or [""]
         if first not in _SUBTREES:
             raise UnknownSubtree(

@@ -40,8 +40,7 @@ class WorkerNodes:
 
         The check and the write are one transaction. A node that another session owns is replaced: its process must be
         known to be dead, which is the supervisor's business. An unchanged one of this session is not written. Raises
-        ``Conflict`` with the assignment's path when its version moved or it is gone.
-        """
+        ``Conflict`` with the assignment's path when its version moved or it is gone."""
         state, path, data = self.state, paths.worker(topology_id, node, port), encode_record(record)
         assigned = paths.assignment(topology_id)
         for _ in range(_ATTEMPTS):
@@ -89,8 +88,7 @@ class WorkerNodes:
 
         A worker that ends between the list and the read is left out. ``Corrupt`` for a record that cannot be
         read: its process lives, so that it must not be taken for absent. ``wake`` is called when one comes, goes or
-        rewrites its record.
-        """
+        rewrites its record."""
         parent = paths.workers(topology_id)
         watch = self.watch(parent, wake)
         found = [f"{parent}/{name}" for name in self.state.find_children(parent, watch) or ()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -112,11 +113,37 @@ def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_worker_imports_no_heavy_package() -> None:
     code = (
-        "import sys, storm_dagster.worker.__main__, storm_dagster.worker.tasks.thread_bolts, storm_dagster.worker.tasks.thread_spouts, storm_dagster.worker.tasks.shells\n"
+        "import sys, storm_dagster.worker.__main__\n"
+        "assert 'asyncio' not in sys.modules\n"
+        "import storm_dagster.worker.tasks.thread_bolts, storm_dagster.worker.tasks.thread_spouts, storm_dagster.worker.tasks.shells\n"
         "bad = {'dagster', 'pyspark', 'pandas', 'pyarrow', 'numpy', 'httpx', 'grpc'} & set(sys.modules)\n"
+        "bad |= {'email', 'importlib.metadata', 'difflib'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_models_of_users_get_the_plugins_of_pydantic_and_ours_do_not(tmp_path: Path) -> None:
+    (tmp_path / "plug-1.dist-info").mkdir()
+    (tmp_path / "plug-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1\n")
+    (tmp_path / "plug-1.dist-info" / "entry_points.txt").write_text("[pydantic]\nplug = plug:plugin\n")
+    (tmp_path / "plug.py").write_text(
+        "class Plugin:\n"
+        "    seen = []\n"
+        "    def new_schema_validator(self, schema, kind, *rest):\n"
+        "        self.seen.append(kind.__name__)\n"
+        "        return None, None, None\n"
+        "plugin = Plugin()\n"
+    )
+    code = (
+        "import storm_dagster.worker.__main__, pydantic, importlib.metadata\n"
+        "from importlib.metadata import version\n"
+        "class Mine(pydantic.BaseModel): pass\n"
+        "import plug\n"
+        "assert plug.plugin.seen == ['Mine'] and version('plug') == '1', plug.plugin.seen"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)
 
 
 def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> None:
