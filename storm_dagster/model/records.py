@@ -79,6 +79,36 @@ class Record(BaseModel):
         return before.model_copy(update=self.__dict__)
 
 
+class GrayUpgrade(Record, populate_by_name=True):
+    """State of a gray upgrade: ``/gray_upgrade/<id>/conf``, present while one is under way.
+
+    ``number``, ``component`` and ``workers`` select the workers of the next batch.
+    """
+
+    number: int = 0
+    component: str | None = None
+    workers: tuple[str, ...] = ()
+    """``host:port``; cleared once the batch is picked."""
+    expires: int
+    """Epoch seconds at which its time is over by the clock of who began it: shown, never compared."""
+    ttl_secs: int = 86_400
+    """Seconds for which the upgrade may go on, by the clock of who leads; a new leader counts from zero."""
+    continue_: bool = Field(default=False, alias="continue")
+    """A batch was asked for and is not picked yet."""
+    rollback: bool = False
+    """Every worker that was picked goes back to the former code."""
+    code_dir: str = ""
+    """Prefix of the blob keys of the new code. The former one stays that of the assignment until the end."""
+    token: str = ""
+    """Client token of the call that began it."""
+    batch_token: str = ""
+    """Client token of the call that asked for the newest batch, when that is another one."""
+    reason: str | None = None
+    """Reason for a rollback that was not requested."""
+    code: dict[str, str] = {}
+    """Blob key -> SHA-256 of the new code, as in the assignment."""
+
+
 class StormBase(Record):
     """A topology exists while this record does; ``status`` is what it does, ``wanted_status`` what it should."""
 
@@ -97,6 +127,8 @@ class StormBase(Record):
     """``topology.submitter.user``, empty where nobody has to say who he is."""
     isolation: tuple[str, ...] = ()
     """``isolation.scheduler.machines``: hosts that other topologies get no new work on."""
+    last_upgrade: GrayUpgrade | None = None
+    """The gray upgrade that ended last: a call that is repeated then is told of it."""
 
 
 class ComponentTasks(Record):
@@ -199,36 +231,6 @@ class TaskError(Record):
     """How often it occurred."""
     group: str = ""
     """Type and place: errors of a component with the same one are one record. Empty: a record of its own."""
-
-
-class GrayUpgrade(Record, populate_by_name=True):
-    """State of a gray upgrade: ``/gray_upgrade/<id>/conf``, present while one is under way.
-
-    ``number``, ``component`` and ``workers`` select the workers of the next batch.
-    """
-
-    number: int = 0
-    component: str | None = None
-    workers: tuple[str, ...] = ()
-    """``host:port``; cleared once the batch is picked."""
-    expires: int
-    """Epoch seconds at which its time is over by the clock of who began it: shown, never compared."""
-    ttl_secs: int = 86_400
-    """Seconds for which the upgrade may go on, by the clock of who leads; a new leader counts from zero."""
-    continue_: bool = Field(default=False, alias="continue")
-    """A batch was asked for and is not picked yet."""
-    rollback: bool = False
-    """Every worker that was picked goes back to the former code."""
-    code_dir: str = ""
-    """Prefix of the blob keys of the new code. The former one stays that of the assignment until the end."""
-    token: str = ""
-    """Client token of the call that began it."""
-    batch_token: str = ""
-    """Client token of the call that asked for the newest batch, when that is another one."""
-    reason: str | None = None
-    """Reason for a rollback that was not requested."""
-    code: dict[str, str] = {}
-    """Blob key -> SHA-256 of the new code, as in the assignment."""
 
 
 class GrayWorker(Record):

@@ -80,18 +80,18 @@ def gray_upgrade(
 
     Asks for one batch; the topology master's supervisor picks it. With an empty selection a new upgrade takes that of the new
     code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). Repeated with the ``token`` that
-    began it or asked for its newest batch, nothing is done again. Everything is checked, stored and replicated before the topology is touched.
+    began it or asked for its newest batch, nothing is done again, also when it has ended since. Everything is checked, stored and replicated before the topology is touched.
 
     Raises :class:`NotAlive`; :class:`Conflict` when the topology is not ACTIVE, when new code is given while an
     upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong selection, a topology master that
     shares its worker, or nothing to go on with; :class:`InvalidTopology` for code that cannot run beside the old.
     """
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
-    base, record = topology.base, snapshot.state.record
-    if record is not None and token and token in (record.token, record.batch_token):
-        return UpgradeResult(
-            topology.id, base.name, base.status, "begun", False, "", snapshot.state, snapshot.assignment
-        )
+    base = topology.base
+    known = snapshot.state.record or base.last_upgrade
+    if known is not None and token and token in (known.token, known.batch_token):
+        state, reason = replace(snapshot.state, record=known), known.reason or ""
+        return UpgradeResult(topology.id, base.name, base.status, "begun", False, reason, state, snapshot.assignment)
     if handle is None:
         return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection, token=token))
     machine.check_begin(base, snapshot)
@@ -220,7 +220,7 @@ def await_upgrade(
     """
     deadline = ctx.monotonic() + wait_secs
     workers: Mapping[str, str] = {}
-    reason = ""
+    reason = request.reason
 
     def notify(phases: Mapping[str, str]) -> None:
         for worker, phase in phases.items():
@@ -307,7 +307,8 @@ def _write(
     if made.base is topology.base:
         transaction.check(path, version)
     else:
-        transaction.set(path, encode_record(made.base), version)
+        base = made.base if made.record else made.base.model_copy(update={"last_upgrade": snapshot.state.record})
+        transaction.set(path, encode_record(base), version)
     if made.record is not None or snapshot.state.record is not None:
         put_record_ops(transaction, topology.id, snapshot.state, made.record)
     if made.record is None:

@@ -18,7 +18,7 @@ from storm_dagster.model.records import Assignment, GrayWorker
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_dagster.operations.upgrade import advance_upgrades, check_upgrade
+from storm_dagster.operations.upgrade import advance_upgrades, await_upgrade, check_upgrade
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.archives import pack_archive
@@ -139,6 +139,30 @@ def test_a_repeated_call_takes_no_further_batch(topology: Upgraded) -> None:
     lifecycle.gray_upgrade(world.context(), "wc", ONE, token="third")
     topology.batch()
     assert len(topology.on(new)) == 3
+
+
+@pytest.mark.parametrize("way", ["completed", "asked for", "failed"])
+def test_a_call_that_is_repeated_after_the_end_is_told_of_it(topology: Upgraded, way: str) -> None:
+    """Its answer was lost, and the upgrade ended before it was asked again: another one would restart workers for nothing."""
+    ctx = topology.world.context()
+    topology.begin(Selection(number=3), token="t")
+    topology.batch()
+    if way == "completed":
+        assert topology.advance() == ["completed"]
+    else:
+        lifecycle.roll_back(ctx, "wc", "s1:6700 died" if way == "failed" else None)
+        topology.supervise()
+        assert topology.advance() == ["rolled back"]
+    topology.clean()
+    code = topology.assignment.code_dir
+    again = topology.begin(Selection(number=3), token="t")
+    assert not again.changed and topology.assignment.code_dir == code
+    topology.clean()
+    if way == "completed":
+        assert await_upgrade(ctx, again, wait_secs=5, on_worker=lambda *_: None).outcome == "completed"
+        return
+    with pytest.raises(InvalidTopology if way == "failed" else Conflict, match="rolled back"):
+        await_upgrade(ctx, again, wait_secs=5, on_worker=lambda *_: None)
 
 
 @pytest.mark.parametrize("picked", [False, True])
