@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, get_args
@@ -16,11 +17,13 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.records import TopologyStatus, encode_record
+from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.deploy import restart
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.read.explaining import explain_document
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.sensor_memory import decode_memory, encode_memory
 from storm_rigs.world import World
@@ -354,9 +357,19 @@ def test_reasons_that_cannot_be_stored_keep_nothing_from_being_placed(world: Wor
     worker = assignment_of(world, topology_id).workers[0]
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     world.stop_worker(topology_id, *worker.slot)
+    before = json.loads(world.blobs.read(placement_key(topology_id)))
     (report,) = reassign(world.context(), observer.poll().causes)
     assert report.status == "assigned"
     assert rebalance(world.context(), "wc", workers=1, wait_secs=0).outcome == "assigned"
+    view = world.cluster.load_view()
+    topology, ctx = view.topologies[topology_id], world.context()
+    said = explain_document(view, topology, load_runnable(ctx, topology), before, ())
+    assert said["reasons"].keys() == before["reasons"].keys() == said["slots"].keys()
+    former = {str(task): (one["node"], one["port"]) for one in before["workers"] for task in one["tasks"]}
+    slots = assignment_of(world, topology_id).task_slots()
+    moved = {str(task) for task, slot in slots.items() if former[str(task)] != slot}
+    assert moved == {task for task, why in said["reasons"].items() if "could not be stored" in why} != set()
+    assert {task: said["reasons"][task] for task in former.keys() - moved}.items() <= before["reasons"].items()
 
 
 def hang(world: World, topology_id: str, worker: Any, observer: Any) -> None:

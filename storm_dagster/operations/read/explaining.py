@@ -26,6 +26,7 @@ from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.records import Assignment, StateHome, TaskError, TaskTable
 from storm_dagster.model.view import ClusterView, TopologyView
 
+_OF_A_FORMER_ONE = "why it is here could not be stored: rebalance the topology to get new reasons"
 _STARTING_SECS = 30
 """A topology younger than this has no findings: its figures have only begun."""
 _ERRORS_SECS = 600
@@ -107,8 +108,8 @@ def explain_document(
     """``stored`` (blob ``<id>-placement.json``) with the present state.
 
     ``down`` are tasks that do not run: those for which no slot can be found now are in ``unassigned`` with
-    the reason, the others in ``waiting`` with the slot that they would get. ``components`` and ``slots`` map
-    each task; ``fused`` maps bolts to the spout whose query runs them; ``choice`` compares the worker of ``task`` with those that it was chosen from.
+    the reason, the others in ``waiting`` with the slot that they would get; a task that ``stored`` has in another slot
+    has no stored reason. ``components`` and ``slots`` map each task; ``fused`` maps bolts to the spout whose query runs them; ``choice`` compares the worker of ``task`` with those that it was chosen from.
     """
     document = dict(stored)
     if topology.tasks is None:
@@ -118,6 +119,9 @@ def explain_document(
     document["components"] = {str(number): name for number, name in sorted(components.items())}
     slots = topology.assignment.task_slots() if topology.assignment else {}
     document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
+    placed = {str(each): f"{w['node']}:{w['port']}" for w in stored.get("workers", ()) for each in w["tasks"]}
+    moved = [number for number, slot in document["slots"].items() if placed.get(number, slot) != slot]
+    document["reasons"] = {**stored.get("reasons", {}), **dict.fromkeys(moved, _OF_A_FORMER_ONE)}
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
     document["unassigned"], document["waiting"] = _slot_outlook(view, topology, runnable, lost)
     if task is not None:
