@@ -1,4 +1,4 @@
-"""``kill -9`` after every step of every operation: it completes or is undone, and I1 to I8 hold.
+"""``kill -9``, an exit or a long freeze after every step of every operation: it completes or is undone, and I1 to I8 hold.
 
 The list of points is generated from what the operations declare (:mod:`storm_dagster.operations.steps`).
 """
@@ -18,7 +18,7 @@ from storm_dagster.model.errors import Conflict, NotAlive
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.steps import all_operations, no_observer
-from storm_rigs.acting import finish_due
+from storm_rigs.acting import Actor, finish_due
 from storm_rigs.scenes import SCENES, scene_of
 from storm_rigs.world import World
 
@@ -30,10 +30,20 @@ POINTS = [(name, step) for name, declared in all_operations().items() for step i
 DISTINCT = [(name, step) for name, step in POINTS if name not in ("restart", "finish_due")]
 
 
-def all_in_chaos(points: list[tuple[str, str]]) -> list[Any]:
-    """The last step of each operation in every run, after which there is most to lose; all others in `make chaos`."""
+def all_in_chaos(points: list[tuple[str, str]], *ways: Any) -> list[Any]:
+    """The last step of each operation in every run, after which there is most to lose; all others in `make chaos`.
+
+    Of further ``ways`` one operation in every run."""
     last = dict(points)
-    return [pytest.param(name, step, marks=[] if last[name] == step else pytest.mark.chaos) for name, step in points]
+    small = {("submit", way) for way in ways[1:]} | {(name, way) for name in last for way in ways[:1] or [None]}
+    return [
+        pytest.param(
+            *((name, step, way) if ways else (name, step)),
+            marks=[] if last[name] == step and (name, way) in small else pytest.mark.chaos,
+        )
+        for way in ways or [None]
+        for name, step in points
+    ]
 
 
 HEALS = {rule.name for rule in RULES if rule.heals}
@@ -54,12 +64,26 @@ def clean_up(world: World) -> None:
     assert (report.nodes, report.blobs, report.tokens, report.waiting, report.problems) == ((), (), (), 0, ())
 
 
-@pytest.mark.parametrize(("operation", "step"), all_in_chaos(POINTS))
-def test_what_was_killed_after_any_step_is_completed_by_its_repetition(world: World, operation: str, step: str) -> None:
+def freeze(actor: Actor) -> None:
+    """For three times its session; then it goes on, in a new one or with an error that has a type."""
+    actor.freeze(3 * SHORT_MS / 1000)
+    actor.go_on()
+    actor.finish()
+
+
+WAYS = {"killed": Actor.kill, "exits": Actor.exit, "frozen": freeze}
+SHORT_MS = 1000
+
+
+@pytest.mark.parametrize(("operation", "step", "way"), all_in_chaos(POINTS, *WAYS))
+def test_what_was_killed_after_any_step_is_completed_by_its_repetition(
+    world: World, operation: str, step: str, way: str
+) -> None:
     scene = scene_of(world, operation, step)
-    with scene.act() as actor:
+    session = {"storm.zookeeper.session.timeout": SHORT_MS} if way == "frozen" else {}
+    with scene.act(**session) as actor:
         assert actor.run_to(f"after.{step}"), f"{operation} never passed {step}"
-        actor.kill()
+        WAYS[way](actor)
     before = check(world)
     world.lead()
     try:

@@ -18,6 +18,8 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
+import time
 from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -39,6 +41,7 @@ from storm_dagster.operations.submit import submission
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 _PATIENCE_SECS = 60.0
+_EXIT = b"exit"
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([__name__])
 _IMPORTED_FROM = (Path(__file__).parents[1], Path(storm_dagster.__file__).parents[1])
@@ -156,6 +159,20 @@ class Actor:
         if self._process.exitcode != -signal.SIGKILL:
             raise Unavailable(f"the acting process ended with {self._process.exitcode}, not by the signal")
 
+    def exit(self) -> None:
+        """End a process that stopped at a point as ``sys.exit(1)`` does there, and wait until it is gone."""
+        self._pipe.send_bytes(_EXIT)
+        self._process.join(_PATIENCE_SECS)
+        if self._process.exitcode != 1:
+            raise Unavailable(f"the acting process ended with {self._process.exitcode}, not with 1")
+
+    def freeze(self, secs: float) -> None:
+        """Stop a process that stopped at a point as a whole, for so long; its session ends if that is longer."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        time.sleep(secs)
+        os.kill(self._process.pid, signal.SIGCONT)
+
     def _receive(self) -> dict[str, Any]:
         if not self._pipe.poll(_PATIENCE_SECS):
             raise Unavailable(f"the acting process says nothing (last point: {self.points[-1:]}): see its traceback")
@@ -175,7 +192,8 @@ def _act(pipe: Connection, raw: str) -> None:
 
     def observer(point: str) -> None:
         pipe.send_bytes(json.dumps({"point": point}).encode())
-        pipe.recv_bytes()
+        if pipe.recv_bytes() == _EXIT:
+            sys.exit(1)
 
     module, _, function = order["target"].partition(":")
     with StormClusterState.open(values) as cluster:

@@ -28,9 +28,9 @@ class Scene:
     undone: Callable[[], object]
     """Asserts that nothing of it remains."""
 
-    def act(self) -> Actor:
-        """A process of its own that runs the operation."""
-        return Actor(self.world.conf, self.world.blobs.directory, self.target, self.arguments)
+    def act(self, **conf: Any) -> Actor:
+        """A process of its own that runs the operation, with more ``conf``."""
+        return Actor({**self.world.conf, **conf}, self.world.blobs.directory, self.target, self.arguments)
 
 
 def due(scene: Scene) -> Scene:
