@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -224,6 +226,20 @@ def spark_killed(ctx: FaultContext) -> Iterator[str | None]:
 def warm_runs_killed(ctx: FaultContext) -> Iterator[str | None]:
     """kill -9 of the process that runs are forked from; its runs go on, new ones start the stock way."""
     yield kill_process(ctx.pick("warm-runs"))
+
+
+@fault("all CPU taken")
+def cpu_taken(ctx: FaultContext) -> Iterator[str | None]:
+    """Four processes for each core compute for longer than a session: whoever holds one must get his turn in time."""
+    secs, count = ctx.random.uniform(6, 15), 4 * (os.cpu_count() or 1)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield f"{count} processes for {secs:.0f} s"
+        time.sleep(secs)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
 
 
 @fault("run killed")
