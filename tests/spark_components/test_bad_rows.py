@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import date
 from decimal import Decimal
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -301,6 +304,22 @@ def test_chunks_are_divided_by_bytes(endpoint: BatchEndpoint, monkeypatch: pytes
     assert rows == [[text] for text in table["text"].to_pylist()]
     assert [size > 9_000 for size in sizes].count(True) == 1
     assert endpoint.batches_done == 1
+
+
+def test_a_chunk_does_not_wait_for_the_acknowledgement_of_its_header(endpoint: BatchEndpoint) -> None:
+    """A large one goes in two parts, of which the kernel may keep the second back for 40 ms."""
+    deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, ("text",), 5_000)
+    table = pa.table({"text": ["a" * 30_000]})
+    thread = threading.Thread(target=deliver, args=(Frame(table), 0), daemon=True)
+    thread.start()
+    row = eventually(endpoint.take, timeout=20, what="the row")
+    links = [one for one in psutil.Process().net_connections() if one.raddr and one.raddr.port == endpoint.port]
+    assert links, "the batch is open until the row is acked"
+    for link in links:
+        with socket.socket(fileno=os.dup(link.fd)) as sender:
+            assert sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    endpoint.ack(row[0])
+    eventually(lambda: not thread.is_alive(), timeout=20, what="the batch")
 
 
 def test_a_row_that_no_worker_takes_is_an_error_with_the_remedy(endpoint: BatchEndpoint) -> None:
