@@ -181,9 +181,9 @@ class Watch:
             self.jvm, self.python = max(self.jvm, jvm), max(self.python, python)
 
 
-def planner_of(remote: str) -> ConnectPlanner:
-    """A planner in a session of its own."""
-    return ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=600)
+def planner_of(remote: str, home: Path | None = None) -> ConnectPlanner:
+    """A planner in a session of its own; ``home``: the state folder with the server's token."""
+    return ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=600, home=home)
 
 
 def tasks_of(batch: PlacementBatch) -> int:
@@ -262,6 +262,17 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
         held = f", {watch.driver + watch.jvm + watch.python:,.0f} MiB in all" if watch.jvm else ""
         yield (metric, f">= 50,000 tasks/s{limit}", f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s{held}")
     planner.close(release=True)
+
+
+def million_tasks(remote: str, home: Path, rounds: int = 3) -> str:
+    """Median of the assignment of a million tasks there, after a first one; every rule is checked."""
+    batch, planner = many_topologies(10_000, 10_000), planner_of(remote, home)
+    results = [planner(batch) for _ in range(rounds + 1)]
+    planner.close(release=True)
+    if faults := placement_faults(batch, results[-1]):
+        raise AssertionError(faults[0])
+    median = statistics.median(result.assign_secs for result in results[1:])
+    return f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s"
 
 
 def cluster_case(path: Path) -> AssignmentCase:

@@ -1,4 +1,4 @@
-"""Seconds without progress of a query when a part of Spark, or the query's owner, is killed.
+"""Seconds without progress of a query when a part of Spark, or the query's owner, is killed; a placement on two executors.
 
 On a standalone Spark of two workers: an executor, a worker of Spark, its master. With a classic session (``spark.master``)
 in our worker: the owner, whose driver dies with it. From ``kill -9`` until Spark commits the next batch.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+from assignment import million_tasks
 from spark_chain import make_files, pause_after_kill, topology
 
 from storm_dagster.testing.cluster import LocalCluster
@@ -75,6 +76,9 @@ def report(folder: Path, *, quick: bool) -> Iterator[tuple[str, str, str]]:
         return f"{statistics.median(seconds):.1f} s (at most {max(seconds):.1f})"
 
     with LocalCluster(folder / "standalone", supervisors=1, spark_workers=2, timeout=400) as cluster:
+        assert cluster.endpoints.spark is not None
+        placed = million_tasks(cluster.endpoints.spark.remote, cluster.home, rounds)
+        yield "a million tasks on 10,000 supervisors, standalone: two executors", "> 50,000 tasks/s", placed
         for target, way in WAYS.items():
             for fault, taken in pauses(cluster, target, many, str(folder / f"{target}-standalone"), rounds):
                 yield f"{way}, standalone: {fault} killed -> a whole batch", "goal 10 s", told(taken)
