@@ -123,7 +123,7 @@ class Peer:
         """
         dirty, self.dirty = self.dirty, []
         taken = [(link, link.take()) for link in dirty]
-        by_task: dict[str, Any] = {name: list(numbers.items()) for name, numbers in self.by_task.items()}
+        by_task: dict[str, Any] = {name: list(numbers.items()) for name, numbers in self.by_task.items() if numbers}
         frame = first = Frame(
             token,
             pressure=self.pressure,
@@ -135,7 +135,7 @@ class Peer:
             reasons=self.reasons,
             **by_task,
         )
-        self.by_task = {name: {} for name in _BY_TASK}
+        self.by_task.update((name, {}) for name in by_task)
         self.touched, self.reasons = [], []
         self.pressure = self.report = self.loads = self.full = None
         groups: list[Any] = []

@@ -157,7 +157,8 @@ class SpoutBase(Runner):
                     tell(True, entry[0][0])
                     continue
                 stats.acked += 1
-                if stats.take_sample():
+                stats.until_sample -= 1
+                if stats.until_sample <= 0 and stats.take_sample(0):
                     stats.time_tree(int((now - entry[1]) * 1e9), entry[0][1])
                 tell(True, entry[0][0])
         failed, self.failed = self.failed, []
