@@ -80,7 +80,7 @@ def quick_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.modules[metadata.__name__] is metadata:
+        if sys.modules.get(metadata.__name__) is metadata:
             del sys.modules[metadata.__name__]
         gc.freeze()
         if collects:
