@@ -19,6 +19,7 @@ from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.steps import all_operations, no_observer
 from storm_rigs.acting import Actor, finish_due
+from storm_rigs.request_counts import server_metrics
 from storm_rigs.scenes import SCENES, scene_of
 from storm_rigs.world import World
 
@@ -64,14 +65,21 @@ def clean_up(world: World) -> None:
     assert (report.nodes, report.blobs, report.tokens, report.waiting, report.problems) == ((), (), (), 0, ())
 
 
-def freeze(actor: Actor) -> None:
+def freeze(actor: Actor, world: World) -> None:
     """For three times its session; then it goes on, in a new one or with an error that has a type."""
+    server = f"127.0.0.1:{world.conf['storm.zookeeper.port']}"
+    before = server_metrics(server)["zk_global_sessions"]
     actor.freeze(3 * SHORT_MS / 1000)
+    assert server_metrics(server)["zk_global_sessions"] < before, "its session goes on"
     actor.go_on()
     actor.finish()
 
 
-WAYS = {"killed": Actor.kill, "exits": Actor.exit, "frozen": freeze}
+WAYS: dict[str, Callable[[Actor, World], None]] = {
+    "killed": lambda actor, _: actor.kill(),
+    "exits": lambda actor, _: actor.exit(),
+    "frozen": freeze,
+}
 SHORT_MS = 1000
 
 
@@ -83,7 +91,7 @@ def test_what_was_killed_after_any_step_is_completed_by_its_repetition(
     session = {"storm.zookeeper.session.timeout": SHORT_MS} if way == "frozen" else {}
     with scene.act(**session) as actor:
         assert actor.run_to(f"after.{step}"), f"{operation} never passed {step}"
-        WAYS[way](actor)
+        WAYS[way](actor, world)
     before = check(world)
     world.lead()
     try:

@@ -368,6 +368,8 @@ def test_reasons_that_cannot_be_stored_keep_nothing_from_being_placed(world: Wor
     former = {str(task): (one["node"], one["port"]) for one in before["workers"] for task in one["tasks"]}
     slots = assignment_of(world, topology_id).task_slots()
     moved = {str(task) for task, slot in slots.items() if former[str(task)] != slot}
+    for task in moved:
+        assert explain_document(view, topology, load_runnable(ctx, topology), before, (), int(task))["choice"] is None
     assert moved == {task for task, why in said["reasons"].items() if "could not be stored" in why} != set()
     assert {task: said["reasons"][task] for task in former.keys() - moved}.items() <= before["reasons"].items()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling.explain import Alternative, choice_of
 from storm_dagster.core.scheduling.plan import plan_placement
-from storm_dagster.model.placement import PlacementBatch
+from storm_dagster.model.placement import PlacementBatch, TopologyPlacement
 from storm_dagster.model.placement_reasons import REASONS, Reason
 from storm_dagster.operations.read.explaining import choice_document, moves_document
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
@@ -25,7 +25,7 @@ def test_the_selector_that_decided_and_what_it_compared() -> None:
     assert second is not None
     assert (second.worker, second.candidates) == ("s2:6900", 2)
     assert second.alternatives == (Alternative("s1:6900", "tasks of its component in the worker", 1, 0),)
-    acker = choice_document(WORD_COUNT, placement.model_dump(mode="json"), 5)
+    acker = choice_document(WORD_COUNT, TopologyPlacement.model_validate(placement.model_dump(mode="json")), 5)
     assert acker == {
         "task": 5,
         "worker": "s2:6900",

@@ -119,15 +119,28 @@ def explain_document(
     document["components"] = {str(number): name for number, name in sorted(components.items())}
     slots = topology.assignment.task_slots() if topology.assignment else {}
     document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
-    placed = {str(each): f"{w['node']}:{w['port']}" for w in stored.get("workers", ()) for each in w["tasks"]}
-    moved = [number for number, slot in document["slots"].items() if placed.get(number, slot) != slot]
-    document["reasons"] = {**stored.get("reasons", {}), **dict.fromkeys(moved, _OF_A_FORMER_ONE)}
+    placement = _stored_placement(stored)
+    workers = placement.workers if placement is not None else ()
+    placed = {each: (worker.node, worker.port) for worker in workers for each in worker.tasks}
+    moved = {number for number, slot in slots.items() if placed.get(number, slot) != slot}
+    if moved:
+        document["reasons"] = {**stored["reasons"], **{str(number): _OF_A_FORMER_ONE for number in moved}}
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
     document["unassigned"], document["waiting"] = _slot_outlook(view, topology, runnable, lost)
     if task is not None:
         to_place = current_topology(view, topology, runnable, topology.tasks)
-        document["choice"] = choice_document(to_place, stored, task)
+        stands = None if task in moved else placement
+        document["choice"] = None if stands is None else choice_document(to_place, stands, task)
     return document
+
+
+def _stored_placement(stored: Mapping[str, Any]) -> TopologyPlacement | None:
+    try:
+        return TopologyPlacement.model_validate(
+            {key: value for key, value in stored.items() if key in TopologyPlacement.model_fields}
+        )
+    except ValidationError:
+        return None
 
 
 def problems(view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]) -> list[str]:
@@ -187,13 +200,8 @@ def _slot_outlook(
     return {}, {str(task): now[task] for task in sorted(lost)}
 
 
-def choice_document(topology: TopologyToPlace, stored: Mapping[str, Any], task: int) -> dict[str, Any] | None:
+def choice_document(topology: TopologyToPlace, placement: TopologyPlacement, task: int) -> dict[str, Any] | None:
     """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by comparing."""
-    fields = {key: value for key, value in stored.items() if key in TopologyPlacement.model_fields}
-    try:
-        placement = TopologyPlacement.model_validate(fields)
-    except ValidationError:
-        return None
     choice = choice_of(topology, placement, task)
     if choice is None:
         return None

@@ -232,7 +232,9 @@ def warm_runs_killed(ctx: FaultContext) -> Iterator[str | None]:
 def cpu_taken(ctx: FaultContext) -> Iterator[str | None]:
     """Four processes for each core compute for longer than a session: whoever holds one must get his turn in time."""
     secs, count = ctx.random.uniform(6, 15), 4 * (os.cpu_count() or 1)
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    # They end by themselves, also when nobody is left to end them.
+    code = f"import time; until = time.monotonic() + {secs}\nwhile time.monotonic() < until: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
         yield f"{count} processes for {secs:.0f} s"
         time.sleep(secs)
