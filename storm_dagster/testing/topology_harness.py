@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 from storm_dagster.api.bolts import Bolt
@@ -31,6 +32,7 @@ from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _RECORDER = "harness.recorder"
+_WRITING_SECS = 10.0
 _ROUND_TRIPS = "topology.testing.always.try.serialize"
 _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
@@ -266,13 +268,25 @@ class TopologyHarness(AbstractContextManager["TopologyHarness"]):
         return result
 
     def close(self) -> None:
-        """Close all tasks."""
+        """Close all tasks. What still writes to their folder ends before it goes."""
+        writers = [thread for runner in self.engine.runners.values() for thread in _writers(runner)]
         self.engine.close()
+        for thread in writers:
+            thread.join(_WRITING_SECS)
         if self._folder is not None:
             self._folder.cleanup()
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _writers(runner: Any) -> list[Thread]:
+    """Threads that may still write to the task's folder after its close: they open or compact its state."""
+    if runner.status == "running":
+        compaction = getattr(getattr(runner.state, "log", None), "_compaction", None)
+        return [compaction.thread] if compaction else []
+    found = [getattr(getattr(runner, "_opening", None), "thread", None), getattr(runner, "_thread", None)]
+    return [thread for thread in found if thread is not None]
 
 
 def _with_recorder(spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int) -> TopologySpec:

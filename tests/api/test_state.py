@@ -622,3 +622,32 @@ def test_long_logs_are_rewritten(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*/*.log")
     assert path.stat().st_size < 2 << 20
     assert opened().contents.values == {"a": "59" * 50_000}
+
+
+class BlockingCount(Count):
+    blocking = True
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_harness_closes_after_what_is_being_opened_in_its_folder(
+    blocking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, held, opened = threading.Event(), threading.Event(), list[Path]()
+    enter = StateLog._enter
+
+    def held_up(log: StateLog, stamp: Any) -> int:
+        begun.set()
+        assert held.wait(60)
+        number = enter(log, stamp)
+        opened.append(log.folder)
+        return number
+
+    monkeypatch.setattr(StateLog, "_enter", held_up)
+    harness = TopologyHarness(counting(2, BlockingCount if blocking else Count), {"words": []})
+    with contextlib.suppress(TimeoutError):
+        harness.run(timeout=0.05)
+    assert begun.wait(60)
+    threading.Timer(0.2, held.set).start()
+    harness.close()
+    assert len(opened) == 2
+    assert not any(folder.exists() for folder in opened)
