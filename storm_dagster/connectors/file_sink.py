@@ -28,8 +28,7 @@ class FileSink:
 
     A file is there with all of its rows or not at all. The newest token of a task is in the name of its newest file: leave
     that one when you move files away. ``format`` is ``jsonl``, ``csv`` (with a header) or ``parquet``. The conf has the
-    options of the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``.
-    """
+    options of the file system below ``prefix``: ``files.endpoint_url``, ``files.key``, ``files.secret.file``."""
 
     def __init__(
         self, url: str, format: Literal["jsonl", "csv", "parquet"] = "jsonl", *, prefix: str = "files."

@@ -29,8 +29,7 @@ class FileSource(Source):
 
     ``format``: ``"lines"`` gives bytes (JSONL, text), ``"csv"`` and ``"parquet"`` a map from column names; by default it
     follows from the name. ``.gz`` and the like are decompressed. Keys of the conf that begin with ``files.`` are settings of
-    fsspec's file system.
-    """
+    fsspec's file system."""
 
     refresh_secs: ClassVar[float] = 5.0
 

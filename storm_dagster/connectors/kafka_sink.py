@@ -23,8 +23,7 @@ class KafkaSink:
     ``isolation.level: read_committed``, which is librdkafka's own.
 
     The conf has the settings of librdkafka below ``prefix``: ``kafka.bootstrap.servers``, ``kafka.sasl.password.file``.
-    Rows that cannot be encoded or are longer than ``kafka.message.max.bytes`` are rejected.
-    """
+    Rows that cannot be encoded or are longer than ``kafka.message.max.bytes`` are rejected."""
 
     def __init__(
         self,

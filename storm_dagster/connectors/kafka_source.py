@@ -41,8 +41,8 @@ class KafkaSource(Source):
     it and reads the other partitions, else ``"earliest"`` or ``"latest"``.
 
     Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least ``kafka.bootstrap.servers``. The group
-    is ``kafka.group.id``, by default ``<topology>.<component>``.
-    """
+    is ``kafka.group.id``, by default ``<topology>.<component>``. A task fetches at most 16 MiB and two answers
+    ahead; raise ``kafka.fetch.max.bytes`` (1 MB) for brokers that are far away."""
 
     blocking: ClassVar[bool] = False
     keeps_positions: ClassVar[bool] = True
@@ -84,6 +84,11 @@ class KafkaSource(Source):
             "group.id": f"{context.topology_name}.{context.component}",
             "client.id": self._label.replace(" ", "-"),
             "queued.max.messages.kbytes": 16_384,
+            # A small record takes 400 bytes, which are not counted: so the queue is bounded by what two answers bring.
+            "queued.min.messages": 10_000,
+            "fetch.max.bytes": 1_000_000,
+            "fetch.message.max.bytes": 131_072,
+            "fetch.queue.backoff.ms": 50,
             # As long may a partition wait that was full, until the others' fetch is answered.
             "fetch.wait.max.ms": 100,
             # A broker that hangs would be an error after a minute only.

@@ -30,8 +30,7 @@ class PostgresSink:
 
     The conf has the connection's parameters below ``prefix``: ``postgres.host``, ``postgres.dbname``,
     ``postgres.password.file`` and any other one of libpq. Maps are written as ``jsonb``, lists as arrays. Rows that break a
-    constraint or do not fit their columns are rejected.
-    """
+    constraint or do not fit their columns are rejected."""
 
     def __init__(self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres.") -> None:
         self._table, self._prefix = table, prefix

@@ -42,8 +42,7 @@ def client_settings(conf: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
     A secret never stands in a conf, which pages and logs show: ``KEY.file`` names a file of the worker's host, whose
     content without surrounding white space is the value, and ``KEY.env`` a variable of the worker's environment.
-    :class:`InvalidRequest` if a secret is given as it is, twice, or cannot be read.
-    """
+    :class:`InvalidRequest` if a secret is given as it is, twice, or cannot be read."""
     found: dict[str, Any] = {}
     for name, value in sorted(conf.items()):
         if not name.startswith(prefix):

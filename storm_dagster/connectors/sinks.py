@@ -38,16 +38,14 @@ class Sink(Protocol):
         """Connect, and return the newest token that ``owner`` has written, 0 if none; ``None`` if that is not known.
 
         ``conf`` is the component's, over the topology's. ``owner`` names the task, and is empty if rows may be written
-        twice. Nothing that an earlier connection of the owner began may be written from now on.
-        """
+        twice. Nothing that an earlier connection of the owner began may be written from now on."""
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Make all rows durable, with the token, or raise.
 
         :class:`Retry` if none is written and the same call shall come again, :class:`Rejected` if some can never be
         written: the call comes again without them. After any other error the sink is closed, and opened again: what
-        its :meth:`open` returns says whether the rows are written.
-        """
+        its :meth:`open` returns says whether the rows are written."""
 
     def close(self) -> None:
         """Disconnect, also after an error; it waits for nothing."""
@@ -74,8 +72,7 @@ def write_or_reject(
 ) -> None:
     """Write rows in one call, or if that raises find the rows at fault by halves, and raise :class:`Rejected` for them.
 
-    ``write`` adds rows to those written before, all of them or none. ``is_of_row``: whether an error may be a row's.
-    """
+    ``write`` adds rows to those written before, all of them or none. ``is_of_row``: whether an error may be a row's."""
     refused: dict[int, str] = {}
     parts = [(0, rows)]
     while parts:
@@ -106,8 +103,7 @@ class SinkBolt(StatefulBolt):
 
     With ``exactly_once`` each row is written once, if the sink keeps tokens: a checkpoint of the batch's token and ids, the
     write, the acks. It needs a ``record_id``, and inputs grouped by fields unless the bolt has one task; state is kept in
-    ``topology.state.dir``. Otherwise a row is written at least once, and no state is needed.
-    """
+    ``topology.state.dir``. Otherwise a row is written at least once, and no state is needed."""
 
     blocking = True
     auto_ack = False

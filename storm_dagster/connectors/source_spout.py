@@ -46,8 +46,7 @@ class SourceSpout(Spout):
 
     A record is emitted until it is acked. Its position is committed when it and all before it in its partition are
     finished, at most once a second. Each partition is read by one task; when the number of tasks changes, the next one
-    continues at the committed position.
-    """
+    continues at the committed position."""
 
     source: ClassVar[Source]
     """What is read; each task has its own copy."""

@@ -22,8 +22,7 @@ class Source(Protocol):
     """What one task reads. Derive from it: what is not defined then does nothing.
 
     All calls come from one thread, to a copy of its own for each task. What a method raises is reported, at most once a
-    minute, and the call repeated; what :meth:`open` raises lets the task start again.
-    """
+    minute, and the call repeated; what :meth:`open` raises lets the task start again."""
 
     assets: Sequence[str] = ()
     """Keys of the Dagster assets that it reads: upstream of the spout in the lineage of a declared topology."""

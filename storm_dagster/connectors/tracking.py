@@ -229,8 +229,7 @@ def first_position(position: Any, first: Any, end: Any, *, start: Any, on_lost: 
     """Where the reading of a partition begins, whose records from ``first`` to before ``end`` exist.
 
     Without a committed ``position`` at ``start``: ``"earliest"``, ``"latest"``, or a position. :class:`InvalidRequest` if
-    the position is lost, because it is not among those any more, and ``on_lost`` is ``"stop"``.
-    """
+    the position is lost, because it is not among those any more, and ``on_lost`` is ``"stop"``."""
     ends = {"earliest": first, "latest": end}
     if position is None:
         return ends.get(start, start)

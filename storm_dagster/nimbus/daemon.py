@@ -62,8 +62,7 @@ def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) ->
     """Run a nimbus until ``stop`` is set; the exit code of the process.
 
     0 after an ordered stop. Whatever goes wrong at the start or later is logged, everything that was started
-    is ended in the reverse order, and the code of the error's class is returned.
-    """
+    is ended in the reverse order, and the code of the error's class is returned."""
     try:
         with ExitStack() as stack:
             _serve(conf, Path(home), nimbus_id, stop, stack)

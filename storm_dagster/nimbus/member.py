@@ -99,8 +99,7 @@ class Nimbus:
         """The context for operations that this nimbus does itself, fenced with the epoch it leads in.
 
         Its planner is the local one: nimbus has no Spark, and its own placements are
-        reassignments and due transitions.
-        """
+        reassignments and due transitions."""
         return OperationsContext(
             cluster=self.cluster,
             blobs=self.blobs,

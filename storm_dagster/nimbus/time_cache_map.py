@@ -22,8 +22,7 @@ class TimeCacheMap(Generic[K, V]):
 
     Nothing runs by itself: the owner calls :meth:`advance` with its monotonic time (each nimbus does so from one
     upkeep thread). ``on_expire(key, value)`` is called there, outside the lock, after the entry has left the map.
-    ``limit`` bounds the number of entries, whatever callers do.
-    """
+    ``limit`` bounds the number of entries, whatever callers do."""
 
     def __init__(
         self, expiry_secs: float, *, now: float, limit: int, on_expire: Callable[[K, V], None] = lambda *_: None

@@ -311,7 +311,7 @@ def test_lag_grows_while_nothing_is_read(kafka: KafkaRig, why: str, monkeypatch:
     conf = {"kafka.queued.min.messages": 1}
     with harness_of(kafka, topology, **conf) as harness:
         run_until(harness, lambda: len(stored(harness)) == 4)
-        harness.shared.active = why == "full"
+        harness.engine.activate(why == "full")
         total = 0
         for more in (80, 400, 800):
             kafka.produce(topic, range(total, total + more))
