@@ -19,7 +19,7 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.exposure import check_exposure
-from storm_dagster.model.host import hold_folder
+from storm_dagster.model.host import hold_folder, return_free_memory
 from storm_dagster.model.peers import owners_only
 from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security
@@ -55,7 +55,7 @@ from storm_dagster.zk.leadership import LeadershipSession
 _log = logging.getLogger(__name__)
 
 _SYNC_SECS = 5.0
-_UPKEEP_SECS = 1.0
+_UPKEEP_SECS, _TRIM_SECS = 1.0, 60.0
 
 
 def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) -> int:
@@ -241,17 +241,21 @@ def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
 
 
 def _keep_up(nimbus: Nimbus, ended: threading.Event) -> None:
-    """Expiry of idle transfers and old tokens, and the inbox cleaner."""
+    """Expiry of idle transfers and old tokens, the inbox cleaner, and memory that is not needed any more."""
     pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
     age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
     cleaned: float | None = None
+    trimmed = time.monotonic()
 
     def work() -> None:
-        nonlocal cleaned
+        nonlocal cleaned, trimmed
         now = time.monotonic()
         nimbus.uploads.advance(now)
         for each in nimbus.expiring:
             each.advance(now)
+        if now - trimmed >= _TRIM_SECS:
+            trimmed = now
+            return_free_memory()
         if cleaned is None or now - cleaned >= pause:
             cleaned = now
             clean_inbox(nimbus.inbox, expiration_secs=age, now=time.time())

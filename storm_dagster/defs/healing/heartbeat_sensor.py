@@ -46,6 +46,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import REASSIGN_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.host import return_free_memory
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.cached_state import CachedReads
@@ -399,6 +400,7 @@ def build_heartbeat_sensor(
         if (alarm is None) != (tick.alarm is None):
             events.append(alarm_observation(alarm, shown(SUPERVISORS)))
         text = f"{lost}; before: {tick.text}" if lost else tick.text
+        return_free_memory()
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else dg.SkipReason(text + note),
