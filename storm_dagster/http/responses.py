@@ -123,8 +123,7 @@ async def run_read(function: Callable[..., _T], *args: Any) -> _T:
     """Run a blocking read in a thread, at most 16 at once.
 
     Changes have threads of their own (``run_in_threadpool``): however many pages wait for a topology master, ``kill``
-    waits for none of them.
-    """
+    waits for none of them."""
     try:
         limiter = _reads.get()
     except LookupError:
@@ -140,8 +139,7 @@ def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
     """(first, last) byte of a single range of the header ``Range``; ``None`` for the whole content.
 
     A header that is no single byte range is ignored, as RFC 9110 allows; ``ValueError`` for one that lies
-    outside of the content (status 416).
-    """
+    outside of the content (status 416)."""
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or (not match["first"] and not match["last"]):
         return None
@@ -161,8 +159,7 @@ class StreamResponse(Response):
     """``size`` bytes of an open file, or the range of them that the request asks for; the file is closed at the end.
 
     ``tag`` is an ETag: ``If-None-Match`` is answered with 304, ``If-Range`` of another content with all of it.
-    A reader that takes nothing for ``idle_secs`` is dropped.
-    """
+    A reader that takes nothing for ``idle_secs`` is dropped."""
 
     def __init__(
         self,

@@ -91,8 +91,7 @@ _Base: Any = AutoHTTPProtocol
 class _BoundedProtocol(_Base):
     """A connection that is dropped when no request comes whole: neither silence nor drops of a head keep it.
 
-    Bodies have limits of their own, where they are read. A connection that became a WebSocket is no longer ours.
-    """
+    Bodies have limits of their own, where they are read. A connection that became a WebSocket is no longer ours."""
 
     own_user_only = False
     tls: ssl.SSLContext | None = None
@@ -194,8 +193,7 @@ def _least_deserving(connections: Collection[Any]) -> Any:
 def _until_disconnect(app: ASGIApp) -> ASGIApp:
     """The application without the error of a peer that leaves in the middle of its request: nobody waits for an answer.
 
-    Its traceback in the log would cost more than the request, and any peer could ask for as many as it likes.
-    """
+    Its traceback in the log would cost more than the request, and any peer could ask for as many as it likes."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientDisconnect):
@@ -207,8 +205,7 @@ def _until_disconnect(app: ASGIApp) -> ASGIApp:
 class HttpService:
     """Serves an application on an open socket in a thread of its own, over TLS with ``tls``.
 
-    With ``own_user_only`` connections of other users of this machine are dropped.
-    """
+    With ``own_user_only`` connections of other users of this machine are dropped."""
 
     def __init__(
         self,

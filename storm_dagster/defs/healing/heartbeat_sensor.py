@@ -91,8 +91,7 @@ class _Watch:
         """Whether the connection broke since the last call.
 
         An outage that ends ours ends the sessions of workers and supervisors too: that their nodes are
-        gone then is no evidence about them.
-        """
+        gone then is no evidence about them."""
         broken = self._interrupted.is_set()
         self._interrupted.clear()
         return broken
@@ -142,8 +141,7 @@ _MOST_KEPT = 2
 def _kept_watch(conf: Mapping[str, Any]) -> Iterator[_Watch]:
     """A watch of that cluster; its session and what it has read are kept for the next tick, ``/healer`` is not.
 
-    :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist.
-    """
+    :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist."""
     key = json.dumps({name: conf[name] for name in sorted(conf) if name.startswith("storm.")}, default=str)
     watch = _KEPT.pop(key, None) or _Watch(StormClusterState.open(conf))
     try:
@@ -363,8 +361,7 @@ def build_heartbeat_sensor(
     ``names`` are those of the cluster, as :func:`build_storm_resources` takes them too. ``tick_secs`` bounds a tick
     (at most 55: :class:`InvalidRequest`). It launches ``job``, by default the one that is called
     ``reassign_topologies``; alone, give it ``build_reassign_job()``, whose resources are ``storm_zookeeper``,
-    ``storm_blobstore`` and ``storm_spark``: :func:`build_storm_resources` makes them.
-    """
+    ``storm_blobstore`` and ``storm_spark``: :func:`build_storm_resources` makes them."""
     names = names or DagsterNames()
     if not 0 <= tick_secs <= LONGEST_TICK_SECS:
         raise InvalidRequest(f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60")

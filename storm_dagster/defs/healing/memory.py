@@ -55,8 +55,7 @@ class HealingMemory(HealingState, frozen=True):
         """All but what changes with every heartbeat: in a healthy cluster the same bytes after every poll.
 
         Counters that were seen to move are left out. Who reads the record sees them for the first time, and grants
-        them one full timeout.
-        """
+        them one full timeout."""
         topologies = {
             topology_id: replace(part, beats=_UNSEEN) for topology_id, part in self.liveness.topologies.items()
         }
@@ -75,8 +74,7 @@ class HealingCursor:
     """The sensor's cursor: which record in ZooKeeper holds its memory, and when it polled last.
 
     The code server's process keeps the newest memories as well, complete, so that counters are judged over ticks of
-    any length without a write.
-    """
+    any length without a write."""
 
     _recent: ClassVar[BoundedMap[str, HealingMemory]] = BoundedMap(_MOST_RECENT)
 
@@ -124,8 +122,7 @@ def restarts(
     """Workers that were replaced in place since ``known``, and what to hand in next time.
 
     A slot that is empty just now keeps its last token, so that a restart is seen however long it took.
-    Slots that the assignment no longer names are forgotten.
-    """
+    Slots that the assignment no longer names are forgotten."""
     found: list[Restart] = []
     tokens: dict[str, dict[str, str]] = {}
     for topology_id, topology in view.topologies.items():
@@ -165,8 +162,7 @@ def recoveries(
     """Topologies that are complete again, and what to hand in next time.
 
     A change of the assignment while all workers live (rebalance, deploy) is none: a recovery begins only
-    when a worker is missing under the assignment under which all ran.
-    """
+    when a worker is missing under the assignment under which all ran."""
     found: list[Recovery] = []
     known: dict[str, tuple[int, float | None]] = {}
     for topology in view.topologies.values():
@@ -193,8 +189,7 @@ def assign_attempt_numbers(
     """The attempts under numbers that no run key of theirs had before, and what to hand in next time.
 
     A cause that was over and comes back in the same assignment restarts its back-off, but Dagster
-    remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten.
-    """
+    remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten."""
     in_force = {f"{one.id}:{one.assignment_at.version}" for one in view.topologies.values() if one.assignment_at}
     kept = {key: number for key, number in used.items() if key.rpartition(":")[0] in in_force}
     found = [Attempt(a.cause, max(a.number, kept.get(a.cause.key, 0) + 1)) for a in attempts]
@@ -207,8 +202,7 @@ def spare_runs(
     """The attempts that are worth a run, and what to hand in next time.
 
     While the cluster offers nothing else than when it was tried last, a cause that persists gets at most ten runs a
-    day: the first seven as they come, then one every eight hours.
-    """
+    day: the first seven as they come, then one every eight hours."""
     used, supervisors = view.used_ports(), view.supervisors.items()
     ports = {node: [*info.ports, info.started, *sorted(used.get(node, ()))] for node, info in supervisors}
     capacity = digest([view.epoch, sorted(ports.items()), sorted(view.blacklist)])[:12]
@@ -227,8 +221,7 @@ def spare_observations(
 ) -> tuple[list[_Seen], dict[str, tuple[int, float]]]:
     """Restarts or recoveries that are worth an observation, and what to hand in next time.
 
-    A topology whose workers crash all the time gets the first ten of a day, then one an hour.
-    """
+    A topology whose workers crash all the time gets the first ten of a day, then one an hour."""
     known = {key: each for key, each in observed.items() if 0 <= now - each[1] < _DAY_SECS}
     kept: list[_Seen] = []
     for each in found:
@@ -245,8 +238,7 @@ def run_requests(attempts: Iterable[Attempt], names: DagsterNames) -> list[dg.Ru
 
     A lost host is one cause however many topologies and slots it held; everything else is one cause for
     each topology. The run key is ``topology:generation:cause:attempt``, so that a tick that is repeated,
-    after a code reload or a restart of the daemon, starts nothing twice.
-    """
+    after a code reload or a restart of the daemon, starts nothing twice."""
     groups: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
         cause = attempt.cause

@@ -74,8 +74,7 @@ class LocalLink:
 def split_bundle(bundle: tuple[Any, int, list[Any]], most: int) -> list[tuple[Any, int, list[Any]]]:
     """Divide a bundle into bundles of at most ``most`` tuples.
 
-    Their edges are random and XOR to its own edge, which the sender's part of the tree has already.
-    """
+    Their edges are random and XOR to its own edge, which the sender's part of the tree has already."""
     root, edge, many = bundle
     parts: list[tuple[Any, int, list[Any]]] = []
     rest = [*root] if isinstance(root, list) else [root, edge]
@@ -98,8 +97,7 @@ class RemoteLink:
     """Link to a task of another worker: buffers bundles until the pass ends.
 
     Consecutive tuples of one tree are one bundle with one edge, which saves a random number, an XOR and a tree at
-    the receiver for each tuple.
-    """
+    the receiver for each tuple."""
 
     task: int
     source: int
@@ -181,8 +179,7 @@ def build_routes(
 ) -> "dict[str, Route]":
     """Routes of all streams of ``task``; ``link(target task, stream)`` creates links.
 
-    Subscribers without tasks are skipped.
-    """
+    Subscribers without tasks are skipped."""
     part = spec.component(component)
     routes: dict[str, Route] = {}
     for stream, declared in (part.outputs if part else {}).items():

@@ -129,8 +129,7 @@ def send_to_targets(
     """Send a tuple to all its targets, and return their links. The caller counts ``route.emitted``.
 
     ``values`` belong to the first target, each other one gets a copy. ``rich``: whether they are of other types than
-    ``ATOMIC``; ``None``: not known.
-    """
+    ``ATOMIC``; ``None``: not known."""
     if direct_task:
         links = [route.link_to(direct_task)]
     elif route.direct is not None and not route.fans and not route.many:

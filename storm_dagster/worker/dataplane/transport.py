@@ -119,8 +119,7 @@ class Peer:
         """Encode and clear the output for the peer, in frames of at most ``most`` bundles.
 
         The first one has all acks and inits: a receiver that stops after some of the frames has the inits of what it
-        processed.
-        """
+        processed."""
         dirty, self.dirty = self.dirty, []
         taken = [(link, link.take()) for link in dirty]
         by_task: dict[str, Any] = {name: list(numbers.items()) for name, numbers in self.by_task.items() if numbers}
@@ -172,8 +171,7 @@ def _duplicate(descriptor: int) -> socket.socket:
 def _refuse_other_users(events: zmq.Socket[bytes]) -> None:
     """End connections of other users of this machine, in a thread, until the context of the socket ends.
 
-    They may send before they end, but know no token.
-    """
+    They may send before they end, but know no token."""
     log = _log.warning
     with events, contextlib.suppress(zmq.ContextTerminated):
         while True:
@@ -235,8 +233,7 @@ class Transport:
     """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
     With a ``link_key`` (the cluster has a secret), connections without it are refused; else those of other users.
-    ``blocked_secs``: how long a peer may receive nothing.
-    """
+    ``blocked_secs``: how long a peer may receive nothing."""
 
     def __init__(
         self, host: str, port: int, token: str, batch: int, link_key: str = "", blocked_secs: float = 30.0

@@ -60,8 +60,7 @@ def leaves(tree: Tree) -> Iterator[Tree]:
 def anchor_tree(anchors: Any) -> Tree | None:
     """The tree for a tuple anchored to ``anchors``: a received tuple, or several; ``None`` when untracked.
 
-    A joint tree has no tuple yet: its count is 0 until one is added, and only then keeps its parents open.
-    """
+    A joint tree has no tuple yet: its count is 0 until one is added, and only then keeps its parents open."""
     trees: dict[int, Tree] = {}
     try:
         if not isinstance(anchors, Sequence):
