@@ -19,7 +19,7 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError
 from storm_dagster.model.exposure import check_exposure, make_private
-from storm_dagster.model.host import require_linux
+from storm_dagster.model.host import keep_one_heap, require_linux
 from storm_dagster.model.processes import RunFile
 from storm_dagster.model.security import Security, zookeeper_payload
 from storm_dagster.model.spark_remote import SPARK_TOKEN, spark_token, standalone_secret
@@ -29,6 +29,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
     """The daemon's conf (files and ``-c``, never another cluster's ``cluster.json``), and its private HOME."""
+    keep_one_heap()
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
     for warning in conf.warnings:
         log.warning("%s", warning)

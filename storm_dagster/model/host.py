@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from storm_dagster.model.errors import Conflict, InvalidRequest, MissingPart
 
+_M_ARENA_MAX = -8
 # Modules that are not named after the requirement that brings them.
 _BROUGHT_BY = {"yaml": "pyyaml", "zmq": "pyzmq", "grpc": "pyspark", "google": "pyspark"}
 
@@ -91,13 +92,19 @@ def quick_imports() -> Iterator[None]:
 
 
 def return_free_memory() -> None:
-    """Return the unused pages of the C library's heap to the system, in about a millisecond; call it now and then.
+    """Return the unused pages of the GNU C library's heap to the system, in about a millisecond; call it now and then.
 
-    The library does so only at the end of a heap: what threads need now and then, each in a heap of its own, makes a
-    process that never ends grow by megabytes an hour. Others have no such call.
-    """
+    The library does so only at the end of a heap. Others have no such call."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def keep_one_heap() -> None:
+    """Give all threads of this process one heap, before they start; processes that it starts have theirs.
+
+    By default each thread has its own, and what is free in each makes a process that never ends grow for hours."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def require_release(distribution: str, what: str) -> None:

@@ -88,7 +88,9 @@ class Daemon:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         if self.output.exists() and self.output.stat().st_size > 20 * 2**20:
             os.replace(self.output, self.output.with_suffix(".out.1"))
-        self._child = spawn(self.spec.argv, self.output, self._env, cwd=self._home)
+        # As our own daemons do by themselves.
+        heap = {"MALLOC_ARENA_MAX": "1"} if self.spec.role.startswith("dagster-") else {}
+        self._child = spawn(self.spec.argv, self.output, {**self._env, **heap}, cwd=self._home)
         self._started = time.monotonic()
         self._start_at = None
         try:
