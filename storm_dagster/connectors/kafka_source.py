@@ -86,7 +86,8 @@ class KafkaSource(Source):
             "queued.max.messages.kbytes": 16_384,
             # A small record takes 400 bytes, which are not counted: so the queue is bounded by what two answers bring.
             "queued.min.messages": 10_000,
-            "fetch.max.bytes": 1_000_000,
+            # Librdkafka wants no less than this of a sink.
+            **({} if "message.max.bytes" in settings else {"fetch.max.bytes": 1_000_000}),
             "fetch.message.max.bytes": 131_072,
             "fetch.queue.backoff.ms": 50,
             # As long may a partition wait that was full, until the others' fetch is answered.

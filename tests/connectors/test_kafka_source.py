@@ -105,6 +105,15 @@ def lags(harness: TopologyHarness) -> dict[str, Any]:
     return {name: lag[0] for one in metrics for name, lag in one.get("lag_by_partition", {}).items()}
 
 
+def test_a_limit_of_records_that_a_sink_needs_is_no_error_of_a_source(kafka: KafkaRig) -> None:
+    topic = kafka.topic()
+    kafka.produce(topic, range(40))
+    with harness_of(kafka, reading(topic), **{"kafka.message.max.bytes": 8_000_000}) as harness:
+        run_until(harness, lambda: stored(harness) == kafka.ends(topic))
+        assert harness.errors == []
+    assert len(Use.seen) == 40
+
+
 def test_transaction_markers_and_aborted_records_leave_no_lag(kafka: KafkaRig) -> None:
     topic = kafka.topic()
     kafka.produce(topic, range(40), transaction=True)
