@@ -1,5 +1,6 @@
 """Memory of daemons that never end: the heaps of the C library."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -52,7 +53,9 @@ print(full, freed, pages())
 
 
 def run(code: str, *arguments: str) -> str:
-    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True).stdout
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize(("kind", "one"), [("one", True), ("default", False)])
