@@ -632,14 +632,15 @@ class BlockingCount(Count):
 def test_a_harness_closes_after_what_is_being_opened_in_its_folder(
     blocking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, held, opened = threading.Event(), threading.Event(), list[Path]()
+    begun, held, opened = threading.Event(), threading.Event(), dict[int, Path]()
     enter = StateLog._enter
 
     def held_up(log: StateLog, stamp: Any) -> int:
         begun.set()
         assert held.wait(60)
         number = enter(log, stamp)
-        opened.append(log.folder)
+        # Again by itself, when both create the folder at once.
+        opened[log.index] = log.folder
         return number
 
     monkeypatch.setattr(StateLog, "_enter", held_up)
@@ -650,4 +651,4 @@ def test_a_harness_closes_after_what_is_being_opened_in_its_folder(
     threading.Timer(0.2, held.set).start()
     harness.close()
     assert len(opened) == 2
-    assert not any(folder.exists() for folder in opened)
+    assert not any(folder.exists() for folder in opened.values())
