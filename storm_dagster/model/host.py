@@ -1,4 +1,4 @@
-"""Requirements of this host, with a remedy when one is missing; locks, and folders and files of daemons."""
+"""Requirements of this host, with a remedy when one is missing; locks, memory, folders and files of daemons."""
 
 import ctypes
 import gc
