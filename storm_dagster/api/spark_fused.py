@@ -63,7 +63,8 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
     """Create the function that runs the bolts of a chain on a micro-batch: ``chain`` is the worker's (``model.fusion``).
 
     It returns the Arrow tables that go to the worker, with their streams: rows that components outside read, and for each
-    bolt the ``counts`` of the batch, as JSON. A bolt whose function raises ends the batch; the error names it.
+    bolt the ``counts`` of the batch, as JSON. A bolt whose function raises ends the batch; the error names it. Rows between
+    bolts that ``topology.spark.fuse.counts`` leaves out are not counted: Spark optimizes across such bolts.
     """
     load = make_loader(archive)
     # Of each bolt, once: every question about columns is a request to Spark.
@@ -88,15 +89,17 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
         kept: list[Any] = []
         tables: list[tuple[str, Any]] = []
 
-        def add(name: str, result: Any, stream: str) -> None:
+        def add(name: str, result: Any, stream: str, *, counted: bool = True) -> None:
             """Note a result, sending it to the worker if it has a stream, and how its rows are counted."""
-            if readers[name] + bool(stream) > 1 or (readers[name] and not observes):
+            if readers[name] + bool(stream) > 1 or (readers[name] and counted and not observes):
                 result = result.persist()
                 kept.append(result)
             if stream:
                 table = result.toArrow()
                 tables.append((stream, table))
                 rows[name] = table.num_rows
+            elif readers[name] and not counted:
+                pass
             elif readers[name] == 1 and observes:
                 rows[name] = Observation()
                 result = result.observe(rows[name], functions.count(functions.lit(1)).alias("rows"))
@@ -144,7 +147,7 @@ def make_chain(chain: Mapping[str, Any], archive: bytes, counts: str) -> Callabl
                         "or None"
                     )
                 checked.add(part["name"])
-            add(part["name"], result.select(*part["outputs"]), part["stream"])
+            add(part["name"], result.select(*part["outputs"]), part["stream"], counted=part["counted"])
 
         began, nanos = time.perf_counter_ns(), dict[str, int]()
         try:

@@ -18,6 +18,7 @@ from storm_dagster.model.topology import (
 )
 
 FUSE_KEY = "topology.spark.fuse"
+COUNTS_KEY = "topology.spark.fuse.counts"
 CHAIN_KEY = "topology.spark.chain"
 """In the conf of a spout as workers load it: the chain of its query."""
 FUSED = "__fused_"
@@ -85,7 +86,7 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
     spouts, bolts = dict(spec.spouts), dict(spec.bolts)
     for root in dict.fromkeys(fused.values()):
         names = [name for name, of in fused.items() if of == root]
-        parts = [_part(spec.bolts[name], name, name in outside) for name in names]
+        parts = [_part(spec.bolts[name], name, conf, outside=name in outside) for name in names]
         streams = dict(spouts[root].outputs)
         for name in names:
             bolt = spec.bolts[name]
@@ -107,7 +108,7 @@ def fuse(spec: TopologySpec, conf: Mapping[str, Any]) -> TopologySpec:
     return spec.model_copy(update={"spouts": spouts, "bolts": bolts})
 
 
-def _part(bolt: ComponentSpec, name: str, outside: bool) -> dict[str, Any]:
+def _part(bolt: ComponentSpec, name: str, conf: Mapping[str, Any], *, outside: bool) -> dict[str, Any]:
     outputs = bolt.outputs.get(DEFAULT_STREAM)
     return {
         "name": name,
@@ -117,4 +118,5 @@ def _part(bolt: ComponentSpec, name: str, outside: bool) -> dict[str, Any]:
         "schema": bolt.object.args.get("schema"),
         "outputs": list(outputs.fields) if outputs else [],
         "stream": FUSED_ROWS + name if outside else "",
+        "counted": bool({**conf, **bolt.conf}.get(COUNTS_KEY, True)),
     }

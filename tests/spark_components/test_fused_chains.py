@@ -283,7 +283,7 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
     session = worker_session({"spark.remote": spark_remote})
     parts: list[dict[str, Any]] = [
         {"name": name, "sources": sources, "function": f"chain_code:{function}", "args": {}, "schema": schema}
-        | {"outputs": outputs, "stream": stream}
+        | {"outputs": outputs, "stream": stream, "counted": True}
         for name, sources, function, schema, outputs, stream in [
             ("drawn", ["lines"], "drawn", None, ["n", "x"], ""),
             ("left", ["drawn"], "same", "n long, y double", ["n", "y"], "rows of left"),
@@ -309,6 +309,19 @@ def test_each_result_is_computed_once_and_all_are_counted(archive: Path, spark_r
         "after": {},
     }
     assert [found[name]["emitted"] for name in ("drawn", "left", "both", "none")] == [10, 0, 20, 0]
+    # Not counted: rows that bolts hand to each other. What leaves Spark, and what nobody reads, is known anyway.
+    some = {**chain, "parts": [{**part, "counted": part["name"] == "none"} for part in parts]}
+    tables = dict(make_chain(some, b"", "counts of ")(session.range(10), 7))
+    found = {part["name"]: json.loads(tables[f"counts of {part['name']}"]["counts"][0].as_py()) for part in parts}
+    assert {name: one["executed"] for name, one in found.items()} == {
+        "drawn": {"lines:default": 10},
+        "left": {},
+        "right": {},
+        "both": {"left:default": 10, "right:default": 10},
+        "none": {},
+        "after": {},
+    }
+    assert tables["rows of left"].num_rows == 10 and found["both"]["emitted"] == 0
     # What a function may not return.
     for function, message in {
         "strange": "it returns str, the bolt declares",
@@ -326,7 +339,7 @@ def test_streams_without_a_schema_meet_by_the_names_of_their_columns(archive: Pa
     session = worker_session({"spark.remote": spark_remote})
     parts = [
         {"name": name, "sources": sources, "function": "chain_code:same", "args": {}, "schema": None}
-        | {"outputs": outputs, "stream": stream}
+        | {"outputs": outputs, "stream": stream, "counted": True}
         for name, sources, outputs, stream in [
             ("left", ["lines"], ["a", "b"], ""),
             ("right", ["lines"], ["b", "a"], ""),
@@ -371,6 +384,13 @@ def test_what_is_fused(tmp_path: Path) -> None:
     spec = chain(tmp_path, tmp_path)
     assert fused_components(spec, {}) == dict.fromkeys(["split", "lengths", "sink", "count"], "lines")
     assert fuse(spec, {"topology.spark.fuse": False}) is spec
+    counted = {
+        name: {part["name"]: part["counted"] for part in made.spouts["lines"].conf[CHAIN_KEY]["parts"]}
+        for name, conf in {"as it is": {}, "not": {"topology.spark.fuse.counts": False}}.items()
+        for made in [fuse(spec, conf)]
+    }
+    bolts = ["split", "lengths", "sink", "count"]
+    assert counted == {"as it is": dict.fromkeys(bolts, True), "not": dict.fromkeys(bolts, False)}
     # A bolt of which one input is not of the chain, or gets a tuple several times, is not; nor is what reads it.
     for name, change in {
         "all": {"split": Grouping.ALL},
