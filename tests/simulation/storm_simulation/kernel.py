@@ -158,7 +158,7 @@ class Waiter:
 
     def fire(self, value: Any) -> bool:
         """End the wait; whether this did it."""
-        if self.fired:
+        if self.fired or self._kernel.over:
             return False
         self.fired = True
         if self._timer is not None:
@@ -171,6 +171,11 @@ class Waiter:
         if timeout is not None:
             self._timer = self._kernel.after(max(0.0, timeout), self.fire, TIMED_OUT)
         return self._kernel.hub.switch()
+
+
+def _kept(files: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """These files and all folders below, each with a copy of what is in it."""
+    return [(files, {**files}), *(each for part in files.values() if isinstance(part, dict) for each in _kept(part))]
 
 
 class Kernel:
@@ -199,6 +204,8 @@ class Kernel:
     # -- what happens when --------------------------------------------------------------------------------
 
     def at(self, when: float, call: Callable[..., object], *args: Any) -> list[Any]:
+        if self.over:
+            return [when, 0, None, args]
         self._number += 1
         entry = [when, self._number, call, args]
         heapq.heappush(self._queue, entry)
@@ -228,13 +235,30 @@ class Kernel:
             self.now = max(self.now, when)
             self.steps += 1
             call(*args)
+            if self.graveyard:
+                self._bury()
         self.now = max(self.now, until)
+
+    def _bury(self) -> None:
+        """Free what the threads of killed processes hold: they unwind while nothing that they do has an effect."""
+        dead, self.graveyard = self.graveyard, []
+        kept = [each for host in {fiber.process.host: None for fiber in dead} for each in _kept(host.files)]
+        chance, pid, crashes = self.rng.getstate(), self.last_pid, len(self.crashes)
+        self.over = True
+        for fiber in dead:
+            self.end(fiber)
+        self.over = False
+        self.rng.setstate(chance)
+        self.last_pid = pid
+        del self.crashes[crashes:]
+        for files, before in kept:
+            files.clear()
+            files.update(before)
 
     def close(self) -> None:
         """End all fibers, so that nothing of this run is left."""
         self.over = True
-        left = [fiber for fiber in self.graveyard if not fiber.dead]
-        self.graveyard.clear()
+        left, self.graveyard = self.graveyard, []
         for _, _, call, args in self._queue:
             if call == self._resume and not args[0].dead:
                 left.append(args[0])

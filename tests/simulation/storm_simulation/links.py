@@ -29,7 +29,7 @@ class Links:
         secs = self.base * (0.5 + self.kernel.rng.random())
         for name in (source, target):
             if name in self.slow:
-                self.slow_answers += 1
+                self.slow_answers += not self.kernel.over
                 secs += self.slow[name] * self.kernel.rng.random()
         return secs
 
@@ -49,6 +49,6 @@ class Links:
     def loses_reply(self, name: str) -> bool:
         chance = self.lossy.get(name, 0.0)
         if chance and self.kernel.rng.random() < chance:
-            self.lost_replies += 1
+            self.lost_replies += not self.kernel.over
             return True
         return False
