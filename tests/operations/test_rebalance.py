@@ -9,6 +9,7 @@ import pytest
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.names import code_key
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
 from storm_rigs.world import Crash, World
@@ -120,6 +121,29 @@ def test_a_delayed_rebalance_is_finished_by_the_leader(world: World) -> None:
     lifecycle.finish_due(world.context(), first.memory, boot_now=5.0)
     assert view_of(world).base.status == "ACTIVE" and len(view_of(world).assignment.workers) == 2
     assert finish_rebalance(world.context(), view_of(world).id).outcome == "unchanged"
+
+
+def test_a_rebalance_goes_on_when_its_code_and_its_planner_are_back(world: World) -> None:
+    """Only a planner that answers can say that it does not fit."""
+    topology_id = world.submit("wc")
+    rebalance(world.context(), "wc", workers=2, wait_secs=5, stay=False)
+
+    def away(batch: Any) -> Any:
+        raise Unavailable("Spark does not answer")
+
+    with pytest.raises(Unavailable, match="Spark does not answer"):
+        finish_rebalance(world.context(planner=away), topology_id)
+    key = code_key(view_of(world).code_dir)
+    code = world.blobs.read(key)
+    world.blobs.delete(key)
+    with pytest.raises(Unavailable, match="no nimbus holds its code"):
+        finish_rebalance(world.context(), topology_id)
+    waiting = lifecycle.finish_due(world.context(), boot_now=0.0).memory
+    assert lifecycle.finish_due(world.context(), waiting, boot_now=5.0).done == ()
+    assert view_of(world).base.status == "REBALANCING"
+    world.blobs.put(key, code)
+    lifecycle.finish_due(world.context(), waiting, boot_now=6.0)
+    assert view_of(world).base.status == "ACTIVE" and len(view_of(world).assignment.workers) == 2
 
 
 def test_a_run_that_stays_waits_for_the_delay(world: World) -> None:

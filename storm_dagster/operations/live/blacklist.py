@@ -28,8 +28,7 @@ def change_blacklist(ctx: OperationsContext, *, add: Iterable[str] = (), remove:
     """Add and remove hosts in one fenced transaction; the hosts that are listed now.
 
     Nothing is written when nothing changes. A host without a supervisor may be listed: it may come back. Two at
-    once both have their effect: the loser reads again.
-    """
+    once both have their effect: the loser reads again."""
     adding, removing = {check_host(host) for host in add}, {check_host(host) for host in remove}
     if adding & removing:
         raise InvalidRequest(f"{min(adding & removing)!r} is to be added and removed: ask for one of them")

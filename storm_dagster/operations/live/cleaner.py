@@ -72,8 +72,7 @@ def find_garbage(
 
     A token counts while its topology is alive, and for ``token_secs`` after this observer first saw it.
     Uploads go ``upload_secs`` after they were first seen, unless a token that counts names their handle
-    and is not published yet. Everything else goes after ``grace_secs`` of being garbage.
-    """
+    and is not published yet. Everything else goes after ``grace_secs`` of being garbage."""
     alive = set(inventory.topologies)
     seen: dict[str, float] = {}
 
@@ -225,8 +224,7 @@ def clean(
     """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next time.
 
     ``limits`` are those of :func:`survey`. Refuses with :class:`Unavailable` when the cluster's root is empty,
-    :class:`Conflict` when it is another one's.
-    """
+    :class:`Conflict` when it is another one's."""
     epoch = ctx.current_epoch()
     now = ctx.monotonic() if boot_now is None else boot_now
     garbage, seen = survey(ctx, memory, boot_now=now, **limits)
@@ -252,8 +250,7 @@ def survey(
 ) -> tuple[CleanResult, dict[str, float]]:
     """What :func:`clean` would remove now, and the memory for the next time; nothing is changed.
 
-    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given.
-    """
+    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given."""
     ctx.cluster.check_cluster_id()
     age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
     return find_garbage(
@@ -269,8 +266,7 @@ def survey(
 def _old_backups(ctx: OperationsContext) -> list[str]:
     """Backups of assignments of names that no topology has: all but the newest 1,000, and what is 30 days old.
 
-    The age is by the clock of who wrote it: nothing that runs is decided by a backup.
-    """
+    The age is by the clock of who wrote it: nothing that runs is decided by a backup."""
     stored = read_children(ctx.cluster.state, paths.ASSIGNMENTS_BAK)
     topologies = ctx.cluster.state.find_children(paths.TOPOLOGY) or []
     alive = {topology_name_of(topology_id) for topology_id in topologies if _is_topology_id(topology_id)}

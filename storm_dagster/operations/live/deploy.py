@@ -44,8 +44,7 @@ def restart(ctx: OperationsContext, name: str) -> LifecycleResult:
 
     The supervisors replace the processes, each in its slot; what is under way is replayed by the spouts. The pauses
     after earlier crashes end. :class:`NotAlive`; :class:`Conflict` unless ACTIVE or INACTIVE; :class:`Unavailable`
-    without an assignment.
-    """
+    without an assignment."""
     epoch = ctx.current_epoch()
     wanted: dict[str, int] = {}
 
@@ -76,8 +75,7 @@ def update(
     Whatever is wrong with the new one, its archive included, is raised before the old one is touched. Then the old
     one's spouts fall silent, what is under way finishes (at most the message timeout, 30 s), and one transaction
     swaps them; when that fails the old one goes on. :class:`NotAlive`, :class:`Conflict` in another status than ACTIVE
-    and INACTIVE, and the errors of a submission.
-    """
+    and INACTIVE, and the errors of a submission."""
     if not _is_published(ctx, token):
         old = topology_by_name(ctx.cluster.load_view(), name)
         check_replaceable(old)
@@ -134,8 +132,7 @@ def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> floa
     """Silence the spouts and wait until no tuple is under way, at most ``longest_secs``; the seconds it took.
 
     If nobody ends the drain, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again. What is still under way
-    at the end is replayed by its spouts. An INACTIVE topology is not drained: its spouts are silent already.
-    """
+    at the end is replayed by its spouts. An INACTIVE topology is not drained: its spouts are silent already."""
     began = ctx.monotonic()
     if not _silence(ctx, topology_id, round(longest_secs) + _SPARE_SECS):
         return 0.0

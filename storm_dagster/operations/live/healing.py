@@ -29,8 +29,7 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
 
     A cause of an older assignment is ``void``, and so is one that is over: its worker came back. An unchanged placement is not written. Each
     topology fails alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark
-    plans; when it is out of reach the local planner does, and the result names it.
-    """
+    plans; when it is out of reach the local planner does, and the result names it."""
     by_topology = multimap((cause.topology_id, cause) for cause in causes)
     if not by_topology:
         return []

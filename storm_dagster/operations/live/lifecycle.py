@@ -61,8 +61,7 @@ def operation_of(verb: str) -> Callable[..., Any]:
 def activate(ctx: OperationsContext, name: str) -> LifecycleResult:
     """Make the topology's spouts run. Active already: nothing is written.
 
-    :class:`NotAlive` for an unknown name, :class:`Conflict` when its status does not allow it.
-    """
+    :class:`NotAlive` for an unknown name, :class:`Conflict` when its status does not allow it."""
     return _change(ctx, name, "activate")
 
 
@@ -76,8 +75,7 @@ def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> Lif
 
     The delay is ``wait_secs``, else (also when negative) the topology's message timeout. With a delay of 0
     it is removed before this returns; otherwise :func:`finish_due` or :func:`remove` does it. Allowed in
-    every status; killing again stores the new delay.
-    """
+    every status; killing again stores the new delay."""
 
     def delay(topology: TopologyView) -> int:
         if wait_secs is not None and wait_secs >= 0:
@@ -123,8 +121,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
     """Remove a killed topology for good: assignment first, base last, so that a crash leaves it removable.
 
     Waits up to ``task.cleanup.timeout.sec`` for its workers to end. The token and the backup of the
-    assignment stay. Gone already: nothing is written. :class:`Conflict` when it is not KILLED.
-    """
+    assignment stay. Gone already: nothing is written. :class:`Conflict` when it is not KILLED."""
     epoch = ctx.current_epoch()
 
     def unassign(view: ClusterView) -> TopologyView | None:

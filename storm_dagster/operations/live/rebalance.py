@@ -18,7 +18,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.conf import check_value
 from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.names import TOPOLOGY_MASTER
-from storm_dagster.model.placement import PlacementResult
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
@@ -210,8 +210,8 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     """Apply the rebalance that a REBALANCING topology waits for, and give it its former status back.
 
     When it does not fit any more the former status returns with the former placement, and the planner's
-    error is raised. Finished by somebody else already: ``unchanged``.
-    """
+    error is raised. While its code cannot be read or the planner does not answer it stays REBALANCING, to be finished
+    later. Finished by somebody else already: ``unchanged``."""
     epoch = ctx.current_epoch()
     sent: list[tuple[RebalanceResult, Callable[[], None] | None]] = []
     abandoned: list[StormDagsterError] = []
@@ -236,9 +236,17 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         transaction = ctx.cluster.fenced(epoch)
         if found is not None:
             transaction.delete(path, found[1].version)
+        answers: list[PlacementResult] = []
+
+        def planner(batch: PlacementBatch) -> PlacementResult:
+            answers.append(ctx.planner(batch))
+            return answers[0]
+
         try:
-            plan = _plan(ctx, view, topology, load_runnable(ctx, topology), wanted)
+            plan = _plan(replace(ctx, planner=planner), view, topology, load_runnable(ctx, topology), wanted)
         except (Unavailable, InvalidRequest, Conflict) as error:
+            if isinstance(error, Unavailable) and not answers:
+                raise  # Nobody said that it does not fit.
             transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
             try:
                 commit(ctx, transaction, "abandon_rebalance")
