@@ -42,7 +42,6 @@ _RARELY_CHANGING_LISTS = re.compile(
 )
 _MOST_BYTES = 32 << 20
 _MOST_CHANGES = 100_000
-_MOST_DECODED = 50_000
 # Much longer than a starved process takes: whoever reads everything again because it is slow, stays slow.
 _BARRIER_SECS = 10.0
 
@@ -84,26 +83,27 @@ class CachedReads(ZooKeeperClusterState):
         self._changes: dict[str, int] = {}
         self._interruptions = 0
         self.metrics: CacheMetrics = CacheMetrics()
-        self._decoded: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
+        self._decoded: dict[str, tuple[bytes, Any]] = {}
+        """Node -> bytes and record of the newest view."""
         self.register(self._on_change)
         self.add_listener(self._on_interruption)
 
     def load_view(self, cluster_id: str) -> ClusterView:
         """The whole cluster (:func:`~storm_dagster.zk.view_loading.load_view`); what did not change is not
         decoded again."""
-        return load_view(self, cluster_id, decode=self._decode)
+        known, used = self._decoded, dict[str, tuple[bytes, Any]]()
 
-    def _decode(self, cls: type[Any], raw: bytes, path: str) -> Any:
-        known = self._decoded.get(path)
-        if known is not None and known[0] == raw and type(known[1]) is cls:
-            return known[1]
-        record = decode_record(cls, raw, path)
-        with self._guard:
-            self._decoded[path] = (raw, record)
-            self._decoded.move_to_end(path)
-            while len(self._decoded) > _MOST_DECODED:
-                self._decoded.popitem(last=False)
-        return record
+        def decode(cls: type[Any], raw: bytes, path: str) -> Any:
+            found = known.get(path)
+            if found is None or found[0] != raw or type(found[1]) is not cls:
+                found = raw, decode_record(cls, raw, path)
+            used[path] = found
+            return found[1]
+
+        view = load_view(self, cluster_id, decode=decode)
+        # What is gone would be kept for ever.
+        self._decoded = used
+        return view
 
     # -- invalidation -----------------------------------------------------------------------------------
 

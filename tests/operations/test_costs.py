@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,3 +260,45 @@ def test_looking_for_garbage_reads_lists_and_no_topology(costs: Costs) -> None:
         cleaner.survey(world.context(), boot_now=0.0)
         found.add(costs.counts.reads([world.cluster.session]))
     assert len(found) == 1, "it grew with topologies"
+
+
+def strings_in(found: Any) -> set[str]:
+    """All texts in these containers."""
+    if isinstance(found, dict):
+        return strings_in([*found, *found.values()])
+    if isinstance(found, list | tuple | set | frozenset):
+        return set().union(*map(strings_in, found))
+    return {found} if isinstance(found, str) else set()
+
+
+def test_what_is_gone_is_in_no_memory_of_the_reader(world: World) -> None:
+    world.supervisor("s1")
+    assert isinstance(world.cluster.state, ZooKeeperClusterState)
+    cache = CachedReads(world.cluster.state, None)
+    registry, other = (BlobRegistry(world.cluster, f"127.0.0.1:{port}", cache) for port in (1, 2))
+    identity = world.cluster.cluster_id()
+    stays = world.submit("stays")
+    kept = cache.load_view(identity).topologies[stays]
+    ids, records = [], []
+    for number in range(18):
+        ids.append(world.submit("goes", f"token-{number}"))
+        for key in [f"{ids[-1]}.{version}-stormjar.jar" for version in range(1, 7)]:
+            registry.register_written(BlobMeta(key, 1, "0" * 64), epoch=world.epoch())
+        records.append(weakref.ref(cache.load_view(identity).topologies[ids[-1]].base))
+        lifecycle.kill(world.context(), "goes", wait_secs=0)
+        lifecycle.remove(world.context(), ids[-1])
+        for version in range(1, 7):
+            other.forget(f"{ids[-1]}.{version}-stormjar.jar", epoch=world.epoch())
+    view = cache.load_view(identity)
+    registry.keys()
+    gc.collect()
+    assert [each() for each in records] == [None] * 18, "a record of a topology that is gone is kept"
+    assert view.topologies[stays].base is kept.base, "what did not change is not decoded again"
+    # The number of changes of a node is kept, up to 100,000 of them.
+    memory = {name: value for name, value in [*vars(cache).items(), *vars(registry).items()] if name != "_changes"}
+    left = {
+        name: [text for text in strings_in(value) if any(each in text for each in ids[:10])]
+        for name, value in memory.items()
+    }
+    assert not any(left.values()), left
+    cache.close()

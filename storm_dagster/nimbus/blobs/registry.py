@@ -74,7 +74,12 @@ class BlobRegistry:
 
     def keys(self, watch: bool = False) -> list[str]:
         """All registered keys."""
-        return (self._state if watch else self._cached).find_children(paths.BLOBSTORE, watch) or []
+        found = (self._state if watch else self._cached).find_children(paths.BLOBSTORE, watch) or []
+        if len(self._mine) > 2 * len(found) + 100:
+            # Others removed them. What is lost to a race is registered again.
+            mine = self._mine
+            self._mine = {key: had for key in found if (had := mine.get(key))}
+        return found
 
     def topologies(self) -> list[str]:
         """Ids of all topologies."""
