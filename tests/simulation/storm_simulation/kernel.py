@@ -300,7 +300,7 @@ class Kernel:
 
     def preempt(self) -> None:
         """A point at which the system may take the processor away from the thread."""
-        if not self.preemption or not isinstance(getcurrent(), Fiber):
+        if self.over or not self.preemption or not isinstance(getcurrent(), Fiber):
             return
         process = self.process
         if process is None or not process.mind_preemption or self.rng.random() >= self.preemption:
