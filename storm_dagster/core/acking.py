@@ -86,8 +86,6 @@ class AckTracker:
     def __init__(self, timeout: float) -> None:
         self._trees: PendingMap[list[int]] = PendingMap(timeout)
         """Root -> [value, spout task or 0, bits of the workers it was sent on to]."""
-        self.updates: int = 0
-        """Number of values that were applied."""
 
     def __len__(self) -> int:
         return len(self._trees)
@@ -104,9 +102,7 @@ class AckTracker:
         """Apply (root, value, spout task) inits, (root, value) acks, failed and lost roots; the roots to report."""
         result = AckerResult() if into is None else into
         trees = self._trees.entries
-        count = 0
         for root, value, task in inits:
-            count += 1
             entry = trees.get(root)
             if entry is None:
                 trees[root] = ([value, task, 0], now)
@@ -120,7 +116,6 @@ class AckTracker:
                     del trees[root]
                     result.acked.setdefault(task, []).append(root)
         for root, value in acks:
-            count += 1
             entry = trees.get(root)
             if entry is None:
                 trees[root] = ([value, 0, 0], now)
@@ -133,10 +128,8 @@ class AckTracker:
                 result.acked.setdefault(tree[1], []).append(root)
         for roots, verdict in ((fails, result.failed), (losses, result.lost)):
             for root in roots:
-                count += 1
                 entry = trees.pop(root, None)
                 verdict.setdefault(entry[0][1] if entry is not None else 0, []).append(root)
-        self.updates += count
         return result
 
     def touch(self, roots: Iterable[int], bits: int) -> None:

@@ -96,14 +96,14 @@ def reader_of(partition: str, tasks: int) -> int:
     return (stable_hash(stem) + int(number)) % tasks if 0 < len(number) < 19 else stable_hash(partition) % tasks
 
 
-def fields_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
+def fields_chooser(targets: Sequence[T], indices: Sequence[int], remembered: dict[Any, T] | None = None) -> Choose[T]:
     """Chooser of the same target for equal values at ``indices``.
 
-    Answers are remembered for the newest keys, which makes a known key one dictionary access.
+    Answers are ``remembered`` for the newest keys, which makes a known key one dictionary access.
     """
     targets = tuple(targets)
     count = len(targets)
-    known: dict[Any, T] = {}
+    known: dict[Any, T] = {} if remembered is None else remembered
     if count == 1:
         return global_chooser(targets)
     read = itemgetter(*indices)

@@ -273,8 +273,7 @@ class ClusterLink:
         """:class:`Conflict` while a supervisor elsewhere lives under the same id, for a session without a record yet.
 
         Nothing is read then, so that no work is begun twice. A former process of the same folder has ended: one lock
-        admits one at a time.
-        """
+        admits one at a time."""
         if self._beat_session == cluster.session.session_id:
             return
         path, other, mine = paths.supervisor(self.id), None, self.info(0)

@@ -289,8 +289,7 @@ def run(
 
     ``ports`` default to ``supervisor.slots.ports``. Workers continue when it ends, and are adopted at the next start.
     Raises :class:`InvalidRequest` for invalid ports or an invalid id, and :class:`Conflict` if that supervisor runs
-    already. It waits for an unreachable ZooKeeper.
-    """
+    already. It waits for an unreachable ZooKeeper."""
     require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":
         raise InvalidRequest("storm.cluster.mode is local: daemons run in mode distributed; remove the key")

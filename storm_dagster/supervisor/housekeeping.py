@@ -62,8 +62,7 @@ def remove_old_logs(
     """Remove log folders of worker slots, and return them: those without a write for a week, and while all logs
     have more than ``most_bytes`` the oldest ones.
 
-    The folders ``used`` by live workers stay. Links are removed, never followed.
-    """
+    The folders ``used`` by live workers stay. Links are removed, never followed."""
     workers = home / "logs" / "workers"
     topologies = [path for path in sorted(workers.glob("*")) if path.is_dir() and not path.is_symlink()]
     slots: list[tuple[float, Path, int]] = []
@@ -91,8 +90,7 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     """Rotate a log that is in use, if it is larger than ``max_bytes``. Whether it was rotated.
 
     The content is copied and the file then truncated, because its writers keep it open (and outlive this process).
-    Lines written between the copy and the truncation are lost: a few at most.
-    """
+    Lines written between the copy and the truncation are lost: a few at most."""
     try:
         if log.stat().st_size <= max_bytes:
             return False

@@ -71,8 +71,7 @@ def worker_environment(
     """Environment of a worker: what it needs of the supervisor's and what is ``allowed`` (patterns) by
     ``supervisor.worker.environment``, ``topology.environment`` over it, and its import path.
 
-    The archive is first on the path, which a spare adds itself, then the user's PYTHONPATH, then this package.
-    """
+    The archive is first on the path, which a spare adds itself, then the user's PYTHONPATH, then this package."""
     wanted = conf.get("topology.environment") or {}
     for name in wanted:
         if not name or "=" in name or "\0" in name or "\0" in str(wanted[name]):
@@ -113,8 +112,7 @@ class Launcher:
         """Start a worker of ``work`` in slot ``port``.
 
         Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an environment that is not
-        valid, :class:`Unavailable` if the interpreter cannot be started.
-        """
+        valid, :class:`Unavailable` if the interpreter cannot be started."""
         conf = read_json_object(code.path / "stormconf.ser", "it is fetched again")
         user = worker_user(self._conf, conf)
         alike = user is None and not conf.get("topology.environment") and not conf.get("topology.python")
@@ -254,8 +252,7 @@ def find_workers(home: Path, supervisor_id: str, conf: Mapping[str, Any]) -> lis
     Workers outlive their supervisor. They are searched among the processes of the system, by the path of their spec, so
     that one is found even if the supervisor died before it recorded the start, or the state file is damaged.
     One with secrets that count no more by ``conf`` is found as work that no assignment names, and so is started again in
-    its slot.
-    """
+    its slot."""
     security, users = Security.of(conf), ZooKeeperUsers.of(conf)
     found: list[LiveWorker] = []
     for process, path in worker_processes():

@@ -126,8 +126,7 @@ class Localizer:
 
         Raises :class:`Unavailable` or :class:`KeyNotFound` (a later try may succeed), :class:`Corrupt`
         (the blobs are damaged), :class:`InvalidTopology` (the archive breaks a rule) and
-        ``OSError`` (this disk).
-        """
+        ``OSError`` (this disk)."""
         path = self.path_of(code_dir)
         with self._moving:
             found = self.local(code_dir)
@@ -155,8 +154,7 @@ class Localizer:
     def remove_unused(self, used: Callable[[], Collection[str]], now_secs: float | None = None) -> list[str]:
         """Remove unused code folders, and cached archives that were unused for ten minutes.
 
-        ``used()`` is called while :attr:`removing` is set: a slot that wants code after that waits in :meth:`fetch`.
-        """
+        ``used()`` is called while :attr:`removing` is set: a slot that wants code after that waits in :meth:`fetch`."""
         removed: list[str] = []
         with self._moving:
             self.removing = True

@@ -63,8 +63,7 @@ def session_members(leader: int) -> list[Process]:
 def end_session(process: WorkerProcess) -> int:
     """KILL what a worker left in its session (shell components), and return their number.
 
-    While a member lives, the kernel does not reuse the leader's pid; if another process has it, no member is left.
-    """
+    While a member lives, the kernel does not reuse the leader's pid; if another process has it, no member is left."""
     now = start_ticks(process.pid)
     if process.boot_id != boot_id() or (now is not None and now != process.start_ticks):
         return 0

@@ -102,8 +102,7 @@ class Upgrades:
     def _pick(self, cluster: StormClusterState, topology_id: str, state: UpgradeState) -> bool:
         """Pick the batch that was asked for, where the topology master runs; whether the upgrade is to be read again.
 
-        JStorm's topology master picks itself. Here user code runs beside it, which must not name the code to run.
-        """
+        JStorm's topology master picks itself. Here user code runs beside it, which must not name the code to run."""
         try:
             epoch, assigned = cluster.epoch(), cluster.read_assignment(topology_id)
             table = cluster.read_tasks(topology_id)

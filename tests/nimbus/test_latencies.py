@@ -7,6 +7,8 @@ import random
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -64,6 +66,14 @@ def test_a_window_has_only_its_own_samples() -> None:
     assert list(found["600"]["execute"]["a:default"]) == [bucket_of(64 * MS)]
     stats.time_inputs(MS, {"a:default": 1})
     assert sum(found[":all-time"]["execute"]["a:default"].values()) == 800, "a report does not change afterwards"
+
+
+@given(st.sampled_from([0.0, 0.05, 0.3, 1.0]), st.lists(st.integers(0, 90), max_size=20))
+def test_samples_of_whole_passes_are_those_of_one_tuple_after_another(rate: float, passes: list[int]) -> None:
+    one, all_at_once = TaskStats(rate), TaskStats(rate)
+    for number in passes:
+        tuples = range(number)
+        assert list(all_at_once.take_samples(tuples)) == [tup for tup in tuples if one.take_sample()]
 
 
 def test_each_stream_has_its_own_latency() -> None:

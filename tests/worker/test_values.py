@@ -521,6 +521,21 @@ def test_a_tree_of_many_tuples_makes_bundles_of_a_thousand() -> None:
     assert tree.val == items[0][1] ^ items[1][1] ^ items[2][1]
 
 
+@given(st.lists(st.sampled_from([1, 999, 1000, 1001, 2100]), min_size=1, max_size=4), st.booleans())
+def test_no_bundle_is_over_a_thousand_wherever_a_large_tree_is(sizes: list[int], again: bool) -> None:
+    link = RemoteLink(1, 99, "default", Peer(("s2", 7001), "127.0.0.1:7001", None))  # type: ignore[arg-type]
+    for _ in range(1 + again):
+        sent = []
+        for root, size in enumerate(sizes, 1):
+            tree = Tree(1, root, 0)
+            for number in range(size):
+                sent.append([root, number])
+                send_remote(link, tree, sent[-1])
+        items = link.take()
+        assert max(len(many) for _, _, many in items) <= 1000
+        assert [values for _, _, many in items for values in many] == sent
+
+
 EQUAL = [
     [1, 1.0, True, Decimal(1), Decimal("1.00"), Level.ONE, Rights.READ],
     ["red", Word.RED],

@@ -3,13 +3,13 @@
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 from storm_dagster.core.load_aware import LoadAwareShuffle
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.fusion import FUSED
-from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser
+from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser, fields_chooser
 from storm_dagster.model.host import missing_part
 from storm_dagster.model.multimap import multimap
 from storm_dagster.model.records import StateHome
@@ -46,9 +46,8 @@ def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 _NEVER = object()
-_MOST_BUNDLED = 1000
+MOST_BUNDLED = 1000
 """Tuples in a bundle that is sent."""
-_values_of = itemgetter(2)
 
 
 def resolve(name: str) -> Any:
@@ -107,12 +106,15 @@ class RemoteLink:
     items: list[Any] = field(default_factory=list)
     last: Any = _NEVER
     bundle: list[Any] = field(default_factory=list)
+    long: bool = False
+    """Whether one of the bundles is to be divided; of the newest one it is not known yet."""
 
     def take(self) -> list[Any]:
         """Remove and return the buffered bundles."""
         items, self.items, self.last = self.items, [], _NEVER
-        if max(map(len, map(_values_of, items)), default=0) > _MOST_BUNDLED:
-            return [part for item in items for part in split_bundle(item, _MOST_BUNDLED)]
+        if self.long or len(self.bundle) > MOST_BUNDLED:
+            self.long = False
+            return [part for item in items for part in split_bundle(item, MOST_BUNDLED)]
         return items
 
 
@@ -128,6 +130,8 @@ class Route:
         """Load-aware choosers."""
         self.only: Callable[[Sequence[Any]], Any] | None = None
         """The chooser, when there is exactly one subscription and it gives one target."""
+        self.known: dict[Any, Any] | None = None
+        """What :attr:`only` answers by the first value, if that decides, as far as it remembers: saves a call."""
         self.fans: list[Callable[[Sequence[Any]], Any]] = []
         """Choosers that give one target each."""
         self.many: list[Callable[[Sequence[Any]], Sequence[Any]]] = []
@@ -212,7 +216,11 @@ def _subscribe(route: "Route", grouping: GroupingSpec, links: list[Any], task: i
         choose = custom_chooser(by_task, made)
     elif rule.chooser:
         names = grouping.fields if rule.needs == "fields" else ()
-        choose = rule.chooser(links, [route.fields.index(name) for name in names])
+        indices = [route.fields.index(name) for name in names]
+        choose = rule.chooser(links, indices)
+        if grouping.type == "fields" and indices == [0] and len(links) > 1:
+            route.known = {}
+            choose = fields_chooser(links, indices, route.known)
     else:
         shuffle: LoadAwareShuffle[Any] = LoadAwareShuffle(links, task)
         if len(links) > 1:

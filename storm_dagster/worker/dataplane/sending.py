@@ -11,7 +11,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.topology import StreamSpec
 from storm_dagster.model.values import ATOMIC, copy_value, decode_value, encode_own, own_values
 from storm_dagster.model.wire import MAX_FRAME_BYTES
-from storm_dagster.worker.dataplane.routes import Route
+from storm_dagster.worker.dataplane.routes import MOST_BUNDLED, Route
 from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge
 
 
@@ -96,6 +96,8 @@ def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
             leaf.val ^= number
             leaf.peers |= link.peer.bit
             root += (leaf.root, number)
+    if len(link.bundle) > MOST_BUNDLED:
+        link.long = True
     link.last = tree
     link.bundle = [values]
     if not link.items:

@@ -20,8 +20,7 @@ Slot = tuple[str, int]
 class WorkerBits:
     """A bit for each other worker, so that a tree notes in one number which of them have parts of it. The worker that replaces a lost one in its slot has a bit of its own.
 
-    Tuples for a slot without a worker count as the next worker's, which will receive them.
-    """
+    Tuples for a slot without a worker count as the next worker's, which will receive them."""
 
     def __init__(self, keep_secs: float) -> None:
         """``keep_secs``: time for which trees may still name a lost worker."""

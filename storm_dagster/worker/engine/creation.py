@@ -19,8 +19,7 @@ from storm_dagster.worker.tasks.spouts import SpoutRunner
 def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
     """Create the runner of one task of a user's component.
 
-    A class that cannot be imported gets a plain runner, which reports the error when it starts.
-    """
+    A class that cannot be imported gets a plain runner, which reports the error when it starts."""
     if part.object.shell is not None:
         from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import cycle
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,8 @@ class NativeEngine:
         tasks_of = by_component({task: name for task, name in placement.components.items() if task in placement.slots})
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
-        self.shared.home_ackers = tuple(index for index, task in enumerate(ackers) if task in self.exchange.ackers)
+        homes = [index for index, task in enumerate(ackers) if task in self.exchange.ackers]
+        self.shared.next_home = cycle(homes).__next__ if homes else None
         for runner in self.runners.values():
             runner.context._tasks = placement.components
             link = self._linker(runner.task_id)
@@ -413,8 +415,7 @@ class NativeEngine:
         """Close all tasks gracefully, before the supervisor kills the worker, which it asked to stop at ``since``.
 
         Senders close before receivers, and spouts last, since the others may complete their trees. What is to be sent
-        then is in the next ``Transport.flush``.
-        """
+        then is in the next ``Transport.flush``."""
         shared = self.shared
         shared.closing = True
         self._update_spouts(shared.clock())

@@ -35,8 +35,7 @@ class Pressure:
 
     A component is full if one of its tasks is. A spout waits while any component downstream is full, a bolt while a
     direct reader is. In a cycle all could wait for each other, so there a bolt still has small turns
-    (:meth:`Runner.may_begin`).
-    """
+    (:meth:`Runner.may_begin`)."""
 
     def __init__(self, conf: Mapping[str, Any], transport: Transport | None, spec: TopologySpec) -> None:
         self._transport = transport
@@ -124,8 +123,7 @@ class Pressure:
     def update(self, now: float, runners: Collection[Runner], closed: Mapping[int, Sized]) -> bool:
         """Measure the queues, and notify the peers. Whether this worker's own state changed.
 
-        ``closed``: task that is not open yet -> tuples that wait for it.
-        """
+        ``closed``: task that is not open yet -> tuples that wait for it."""
         if not self._enabled:
             return False
         high, own = self._high, self.own

@@ -42,21 +42,21 @@ class Acker(Runner):
         triples, pairs = iter(inits), iter(acks)
         three, two = zip(triples, triples, triples, strict=True), zip(pairs, pairs, strict=True)
         self.table.apply(now, three, two, fails, losses, into)
+        self.stats.executed += len(inits) // 3 + len(acks) // 2 + len(fails) + len(losses)
 
     def on_clock(self, now: float) -> None:
         """Drop trees that have timed out."""
         if now >= self._expire_at:
             self.table.expire(now)
             self._expire_at = now + max(1.0, self.table_timeout / 20)
-        self.stats.executed = self.stats.acked = self.table.updates
+        self.stats.acked = self.stats.executed
 
 
 class ListeningClock:
     """Clock that counts only seconds in which this worker could receive reports.
 
     It stops while the worker is paused or frozen: an outage of ZooKeeper pauses all workers, and must not make them
-    count as dead. One thread ticks; any may read.
-    """
+    count as dead. One thread ticks; any may read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -120,8 +120,7 @@ class TopologyMasterTable:
         """The liveness record.
 
         Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no worker has reported
-        ``launch`` seconds after they were first missed.
-        """
+        ``launch`` seconds after they were first missed."""
         known = set(tasks)
         dead: set[int] = set()
         with self._lock:

@@ -34,8 +34,7 @@ class WorkerLease:
 
     Reading is cheap and safe from any thread; only ``ClusterSync`` grants. An expired lease stays expired, even if the
     session survived, until that has read the assignment again: a worker that was cut off or frozen must not continue
-    with a stale one.
-    """
+    with a stale one."""
 
     def __init__(self, lease_end: Callable[[int | None], float]) -> None:
         """``lease_end(session id)``: boot clock until which that session (``None``: the current one) certainly lives."""

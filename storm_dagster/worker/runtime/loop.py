@@ -184,8 +184,7 @@ class Loop:
     def _finish(self) -> None:
         """Stop the spouts, drain for up to half a second, close the tasks, and send what they still say.
 
-        A worker of spouts waits for their acks up to twice as long: other workers may be closing as well.
-        """
+        A worker of spouts waits for their acks up to twice as long: other workers may be closing as well."""
         _log.info("stopping (SIGTERM)")
         engine = self.engine
         since = time.monotonic()

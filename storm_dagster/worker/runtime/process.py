@@ -122,8 +122,7 @@ def _return_large_memory() -> None:
     """Return blocks of 4 MiB and more to the system, always.
 
     The GNU C library raises that limit to 32 MiB by itself, and large messages of a few clients that never end leave
-    hundreds of megabytes in pieces. Others have no such limit.
-    """
+    hundreds of megabytes in pieces. Others have no such limit."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -217,8 +216,7 @@ class ErrorReporter:
     """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
 
     At most ``topology.max.error.report.per.interval`` of a task in ``topology.error.throttle.interval.secs``; what is
-    over the limit has no text and only adds to the count of its group.
-    """
+    over the limit has no text and only adds to the count of its group."""
 
     conf: Mapping[str, Any]
     record: Callable[[int, str, str, int, str], None]

@@ -131,29 +131,36 @@ class BoltRunner(Runner):
                 route = routes[stream]
             except KeyError:
                 route = route_of(routes, stream, component)
-            width = route.width
-            if (type(tup) is not list and type(tup) is not tuple) or len(tup) != width:
+            if type(tup) is not list and type(tup) is not tuple:
                 check_values(tup, route)
+            width, only, rich = route.width, route.only, False
             # A copy: the component may change its list while the tuple is queued in this worker. A loop over one or two
             # values, and the set for the commonest types, would double the cost of their check.
-            if width == 1:
-                (one,) = tup
-                values = [one]
-                rich = type(one) is not str and type(one) not in atomic
-            elif width == 2:
-                one, two = tup
-                values = [one, two]
-                rich = (type(one) is not str and type(one) not in atomic) or (
-                    type(two) is not int and type(two) not in atomic
-                )
-            else:
-                values = [*tup]
-                rich = False
-                for one in values:
-                    if type(one) not in atomic:
+            try:
+                if width == 1:
+                    (one,) = tup
+                    values = [one]
+                    if type(one) is not str and type(one) not in atomic:
                         rich = True
-                        break
-            only = route.only
+                elif width == 2:
+                    one, two = tup
+                    values = [one, two]
+                    if (type(one) is not str and type(one) not in atomic) or (
+                        type(two) is not int and type(two) not in atomic
+                    ):
+                        rich = True
+                else:
+                    values = [*tup]
+                    one = values[0] if values else None
+                    if len(values) != width:
+                        check_values(tup, route)
+                    for value in values:
+                        if type(value) not in atomic:
+                            rich = True
+                            break
+            except ValueError:
+                check_values(tup, route)
+                one, values, rich = None, [], True
             if rich:
                 values, only = own_values(tup, route.fields, stream, component, task_id), None
             if anchors is None:
@@ -164,7 +171,14 @@ class BoltRunner(Runner):
             if only is None or direct_task:
                 links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task, rich)
                 return [link.task for link in links] if need_task_ids else None
-            link = only(values)
+            known = route.known
+            if known is None:
+                link = only(values)
+            else:
+                try:
+                    link = known[one]
+                except KeyError:
+                    link = only(values)
             append = link.append
             if append is None:
                 if link.last is tree:
@@ -209,6 +223,9 @@ class BoltRunner(Runner):
             nonlocal current
             process = bolt.process
             bad, taken = 0, len(batch)
+            # Acked tuples of one tree in a row, as they arrive in bundles: its count is written once for all of them.
+            last: Any = None
+            acked = 0
             for tup in batch:
                 tree = tup._tree
                 current = tree if auto_anchor else None
@@ -223,11 +240,20 @@ class BoltRunner(Runner):
                     continue
                 if auto_ack and tree is not None and tup._tree is not None:
                     tup._tree = None
-                    left = tree.count = tree.count - 1
-                    if not left:
-                        done(tree)
+                    if tree is last:
+                        acked += 1
+                        continue
+                    if last is not None:
+                        left = last.count = last.count - acked
+                        if not left:
+                            done(last)
+                    last, acked = tree, 1
                 elif tup._tree is not None:
                     keep(tup)
+            if last is not None:
+                left = last.count = last.count - acked
+                if not left:
+                    done(last)
             current = None
             if auto_ack:
                 stats.acked += taken - bad

@@ -33,8 +33,7 @@ _PAGE_BYTES = 1 << 20
 class LetterFile:
     """Lines of JSON, each a letter or a change of an earlier one with the same ``number``.
 
-    Half of ``most_bytes`` full, the file replaces ``*.old.jsonl``, whose letters are dropped.
-    """
+    Half of ``most_bytes`` full, the file replaces ``*.old.jsonl``, whose letters are dropped."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self.path = path

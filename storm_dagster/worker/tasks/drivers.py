@@ -96,8 +96,7 @@ def acks_itself(bolt: Any) -> bool:
 def open_state(bolt: Any, runner: Runner, *, inline: bool = False) -> StateOpening | None:
     """Begin to open the state of a windowed or stateful bolt; in this thread with ``inline``.
 
-    Raises if its conf is not valid.
-    """
+    Raises if its conf is not valid."""
     windows = None
     if hasattr(type(bolt), "process_window"):
         from storm_dagster.worker.tasks.windows import WindowDriver

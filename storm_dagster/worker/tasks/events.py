@@ -37,8 +37,7 @@ class EventDelivery:
     """Event outbox of a worker. Used only by the loop, except :meth:`on_response`.
 
     An event is like a tuple anchored to the current one: it keeps the tree open until Dagster has stored it, so that
-    the tuple is replayed if the worker dies, whenever the bolt acks it.
-    """
+    the tuple is replayed if the worker dies, whenever the bolt acks it."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared

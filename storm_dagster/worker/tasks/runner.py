@@ -69,8 +69,8 @@ class Shared:
         """Whether spouts may emit: active, all workers ready. Read by any thread."""
         self.active = False
         self.acker_tasks: tuple[int, ...] = ()
-        self.home_ackers: tuple[int, ...] = ()
-        """Indices in ``acker_tasks`` of those in this worker, which spouts here prefer."""
+        self.next_home: Callable[[], int] | None = None
+        """Index in ``acker_tasks`` of one in this worker, which spouts here prefer; each in turn."""
         self.closing = False
         self.lost_trees = 0
         """Trees of the spouts here that failed because a task or worker with parts of them is gone."""

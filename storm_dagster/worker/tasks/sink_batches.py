@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 class SinkBatches:
     """Batches of one task: each is in a checkpoint, with its token and the ids of its tuples, before it is written.
 
-    Used by the thread that runs the bolt. A method that cannot save returns ``False``: the task restarts.
-    """
+    Used by the thread that runs the bolt. A method that cannot save returns ``False``: the task restarts."""
 
     def __init__(self, driver: "StateDriver") -> None:
         self._driver, self._log = driver, driver.log

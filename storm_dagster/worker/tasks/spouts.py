@@ -98,11 +98,11 @@ class SpoutBase(Runner):
                 ackers = shared.acker_tasks
                 if ackers:
                     root = next_edge()
-                    homes = shared.home_ackers
-                    if homes:
+                    next_home = shared.next_home
+                    if next_home is not None:
                         # A root whose acker is in this worker saves two messages per tree.
                         count = len(ackers)
-                        root = root - root % count + homes[root % len(homes)]
+                        root = root - root % count + next_home()
                         if root >= 1 << 64:
                             root -= count
                     # One extra until all its tuples are sent.
@@ -149,18 +149,14 @@ class SpoutBase(Runner):
         stats, pop, letters = self.stats, self.pending.entries.pop, self.letters
         tell: Tell = (lambda _, tup_id: letters.on_acked(tup_id, notify)) if letters.watches() else notify
         acked, self.acked = self.acked, []
-        fused = any(name.startswith(FUSED) for name in self.routes)
-        for root in acked:
-            entry = pop(root, None)
-            if entry is not None:
-                if fused and entry[0][1].startswith(FUSED):
-                    tell(True, entry[0][0])
-                    continue
-                stats.acked += 1
-                stats.until_sample -= 1
-                if stats.until_sample <= 0 and stats.take_sample(0):
-                    stats.time_tree(int((now - entry[1]) * 1e9), entry[0][1])
-                tell(True, entry[0][0])
+        done = counted = [entry for root in acked if (entry := pop(root, None)) is not None]
+        if any(name.startswith(FUSED) for name in self.routes):
+            counted = [entry for entry in done if not entry[0][1].startswith(FUSED)]
+        stats.acked += len(counted)
+        for what, since in stats.take_samples(counted):
+            stats.time_tree(int((now - since) * 1e9), what[1])
+        for what, _ in done:
+            tell(True, what[0])
         failed, self.failed = self.failed, []
         for roots in (lost, failed):
             for root in roots:
@@ -258,7 +254,7 @@ class SpoutRunner(SpoutBase):
                 self.on_error(error, "next_tuple")
                 self.pause_until = clock() + 0.1
                 return True
-            emitted = emitted_on(routes)
+            emitted = routes[0].emitted if len(routes) == 1 else emitted_on(routes)
             if emitted == before:
                 self._empty += 1
                 # Polled every millisecond at first, less often later.

@@ -44,8 +44,7 @@ def state_folder(root: Path, topology: str, component: str) -> Path:
 class StateLog:
     """Open state of one task. Opening reads and writes all of it: do it in a thread.
 
-    Older state is refused, or with ``take_older`` opened, and :attr:`older` tells.
-    """
+    Older state is refused, or with ``take_older`` opened, and :attr:`older` tells."""
 
     folder: Path
     division: Partitioning
@@ -213,8 +212,7 @@ class StateLog:
     def append(self, record: Checkpoint) -> None:
         """Write a checkpoint. When this returns it is durable, and its tuples may be acked.
 
-        Raises :class:`Unavailable` or ``OSError`` otherwise; then the state must be reopened.
-        """
+        Raises :class:`Unavailable` or ``OSError`` otherwise; then the state must be reopened."""
         raw = frame(record)
         self._check()
         try:
@@ -241,8 +239,7 @@ class StateLog:
         """Rewrite the log into a new file, if it is much longer than the state. Whether that was done now.
 
         A thread does it, from the log itself; a later call takes its file. Raises as :meth:`append`, and tries again
-        when the log has grown as much again.
-        """
+        when the log has grown as much again."""
         running = self._compaction
         if running is None:
             if self.size - self._full_size > max(_LEAST_COMPACTED, self._full_size):

@@ -102,8 +102,7 @@ class KeyedState:
         """Current entries, some maybe not saved yet: ``{"entries": [{"key", "value"}], "next"}``.
 
         ``next`` is the offset of the next entry, ``None`` at the end. At most about 256 KiB. For a value longer than
-        16 KiB, or not valid in JSON, ``shown`` is the beginning of its ``repr``. Any thread.
-        """
+        16 KiB, or not valid in JSON, ``shown`` is the beginning of its ``repr``. Any thread."""
         if query.keys:
             pairs = [(key, self._values[key]) for key in map(key_of, query.keys) if key in self._values]
             return {"entries": [_entry(key, value)[0] for key, value in pairs[: query.limit]], "next": None}

@@ -6,15 +6,16 @@ addition. Latencies are sampled (``topology.metric.sample.rate``): the first tup
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from storm_dagster.model.fusion import FUSED
 from storm_dagster.model.latency import Latencies, bucket_of, subtract_latencies
 
+T = TypeVar("T")
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
@@ -62,11 +63,19 @@ class TaskStats:
         self.until_sample: int = self.every
         return True
 
+    def take_samples(self, tuples: Sequence[T]) -> Sequence[T]:
+        """Those of these tuples whose latency is to be sampled, one by one."""
+        after, every = len(tuples) - self.until_sample, self.every
+        if after < 0 or not every:
+            self.until_sample = -after
+            return ()
+        first, self.until_sample = self.until_sample - 1, every - after % every
+        return tuples[first::every]
+
     def count_input(self, key: str, number: int) -> None:
         """Count tuples of an input, ``component:stream``, in :attr:`executed_by`; all beyond a thousand as one input.
 
-        A component has no such number of inputs. But a peer names the stream of what it sends.
-        """
+        A component has no such number of inputs. But a peer names the stream of what it sends."""
         by = self.executed_by
         if key not in by and len(by) >= _MOST_INPUTS:
             key = _OTHERS

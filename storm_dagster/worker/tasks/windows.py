@@ -107,8 +107,7 @@ class WindowDriver:
     """Windows of one task. Used by the thread that runs the bolt.
 
     The tuples of the windows are in the task's checkpoints and are acked after that. So is what a window emitted,
-    together with the end of the window; it is sent after the checkpoint, until its tree is complete.
-    """
+    together with the end of the window; it is sent after the checkpoint, until its tree is complete."""
 
     def __init__(self, bolt: WindowedBolt, runner: "Runner") -> None:
         self.bolt = bolt
