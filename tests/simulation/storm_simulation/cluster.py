@@ -93,6 +93,8 @@ class Cluster:
         self.dagster = SimulatedDagster(self, self.host("d1"))
         self.commands: list[Command] = []
         self.crashed_at_steps = 0
+        self.steps_of: dict[str, int] = {}
+        """Command -> steps of the newest one that ended."""
         self.lost: set[str] = set()
         """Machines that are off now."""
 

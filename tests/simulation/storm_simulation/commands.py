@@ -127,6 +127,7 @@ def begin(cluster: Cluster, verb: str, name: str, *, crash_at: int = 0, **option
             with operations(cluster) as connected:
                 ctx = replace(connected, checkpoint=point)
                 command.answer = VERBS[verb](ctx, name, options)
+            cluster.steps_of[verb] = passed
         except StormDagsterError as error:
             command.error = f"{type(error).__name__}: {error.message}"
         command.ended = cluster.kernel.now

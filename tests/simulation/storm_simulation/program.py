@@ -219,5 +219,9 @@ def _begin(cluster: Cluster, plan: Plan, verb: str, name: str) -> None:
     if verb == "kill":
         options["wait"] = rng.choice((0, 0, 2))
     if rng.random() < plan.crashes:
-        options["crash_at"] = rng.randint(1, rng.choice((3, 10, 27)))
+        # At any step, at one of the first, or at one of the last: between what is published and what makes it count.
+        most, last = rng.choice((3, 10, 27)), cluster.steps_of.get(verb, 0)
+        options["crash_at"] = (
+            rng.randint(1, most) if rng.random() < 0.7 else rng.randint(max(1, last - 5), max(1, last))
+        )
     cluster.command(verb, name, **options)
