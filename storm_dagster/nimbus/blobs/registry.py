@@ -55,8 +55,7 @@ def is_registered_kind(key: str) -> bool:
     """Whether blobs under that key are registered: those of a topology, except its placement document, and of users.
 
     The report is for people; leaving it out keeps a submission within its budget of ZooKeeper writes. A user's blob
-    that is registered is never taken for a deleted one, whoever leads when its only holder returns.
-    """
+    that is registered is never taken for a deleted one, whoever leads when its only holder returns."""
     return not key.startswith(("staging.", "staging-of.", "upload.")) and not key.endswith("-placement.json")
 
 
@@ -110,8 +109,7 @@ class BlobRegistry:
     def register_written(self, meta: BlobMeta, *, epoch: int) -> int:
         """Register content that this nimbus, leading in ``epoch``, has just stored; its sequence number.
 
-        A content that is the recorded one already gets no new number. ``Fenced`` when the epoch is over.
-        """
+        A content that is the recorded one already gets no new number. ``Fenced`` when the epoch is over."""
         for _ in range(_ATTEMPTS):
             now = self.read([meta.key])[meta.key]
             try:
@@ -148,8 +146,7 @@ class BlobRegistry:
     def register_held(self, meta: BlobMeta, now: Registered | None = None) -> bool:
         """Register that this nimbus holds the recorded content; ``False`` when its content is another one.
 
-        :class:`Conflict` when the registrations of the key change meanwhile.
-        """
+        :class:`Conflict` when the registrations of the key change meanwhile."""
         now = now or self.read([meta.key])[meta.key]
         if now.record is None or now.record.sha256 != meta.sha256:
             self.unregister(meta.key, now)

@@ -36,8 +36,7 @@ class NimbusBlobStore:
 
     A write is stored here, registered (topology blobs), copied to the minimum of nimbuses, and then
     acknowledged. It is repeatable: the same content under the same key changes nothing the second time.
-    A shared store (fsspec) has neither registrations nor copies: every nimbus sees the same blobs.
-    """
+    A shared store (fsspec) has neither registrations nor copies: every nimbus sees the same blobs."""
 
     def __init__(
         self, base: BaseStore, status: LeaderStatus, registry: BlobRegistry, replicator: Replicator, minimum: int

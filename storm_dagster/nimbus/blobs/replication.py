@@ -47,8 +47,7 @@ class NimbusPeer:
 class Replicator:
     """Pushes blobs to the followers. ``peers`` is called again for each push and each retry.
 
-    ``absent`` gives the addresses of nimbuses that should be there and are not, for the error.
-    """
+    ``absent`` gives the addresses of nimbuses that should be there and are not, for the error."""
 
     _peers: Callable[[], list[NimbusPeer]]
     _open: Callable[[str], AbstractContextManager[BinaryIO]]
@@ -98,8 +97,7 @@ class Replicator:
         """Copy the blob to all followers; how many nimbuses (this one included) hold it.
 
         Returns as soon as ``minimum`` hold it, while the other pushes go on. With ``allow_degraded`` it waits only for
-        nimbuses that are alive; without, :class:`Unavailable` when too few hold it within the wait.
-        """
+        nimbuses that are alive; without, :class:`Unavailable` when too few hold it within the wait."""
         deadline = time.monotonic() + min(self.wait_secs, LONGEST_WAIT_SECS)
         holders: set[str] = set()
         refused: dict[str, str] = {}

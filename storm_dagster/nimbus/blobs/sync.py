@@ -49,8 +49,7 @@ class BlobSync:
     def missing(self, wake: Wake | None = None) -> tuple[dict[str, Registered], dict[str, Registered]]:
         """The blobs that active topologies need and this nimbus lacks (or has in an old version), and all needed.
 
-        Reads only. ``wake`` is called when a blob is registered or removed.
-        """
+        Reads only. ``wake`` is called when a blob is registered or removed."""
         if self._blobs.shared:
             return {}, {}
         if wake is not None:
@@ -71,8 +70,7 @@ class BlobSync:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
 
         Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for another cluster's root; then nothing
-        was changed.
-        """
+        was changed."""
         self._cluster.check_cluster_id()
         lacking, needed = self.missing(wake)
         self._register(entry for key, entry in needed.items() if key not in lacking)
@@ -92,8 +90,7 @@ class BlobSync:
     def _take_registered(self, needed: set[str]) -> None:
         """Blobs of topologies that are being submitted still: shown (also after a lost session), and fetched.
 
-        Their submission waits for these copies; a session that ended took the announcements with it.
-        """
+        Their submission waits for these copies; a session that ended took the announcements with it."""
         if self._blobs.shared:
             return
         for entry in self._registry.survey(sorted(set(self._registry.keys()) - needed)).values():
@@ -124,7 +121,7 @@ class BlobSync:
             _log.warning("%s", error.message)
             return False
         if held is not None:
-            self._registry.register_held(held)
+            self._hold(held)
             return True
         holders = set(entry.newest_holders())
         # Without a live holder in ZooKeeper one may still have it; its hash is checked anyway.
@@ -134,12 +131,21 @@ class BlobSync:
             try:
                 meta = self._fetch(peer.http, entry.key, wanted)
                 if wanted is not None:
-                    self._registry.register_held(meta)
+                    self._hold(meta)
                 _log.info("fetched %s from nimbus %s", entry.key, peer.address)
                 return True
             except (StormDagsterError, httpx.HTTPError, OSError) as error:
                 _log.info("%s cannot be fetched from nimbus %s: %s", entry.key, peer.address, error)
         return False
+
+    def _hold(self, meta: BlobMeta) -> None:
+        """Register what was stored; what was removed everywhere meanwhile goes again."""
+        try:
+            held = self._registry.register_held(meta)
+        except Conflict:
+            held = False
+        if not held and self._registry.read([meta.key])[meta.key].record is None:
+            self._blobs.drop_replica(meta.key)
 
     def _follow_leader(self, needed: set[str]) -> None:
         """A follower takes over the leader's other blobs (staged, uploaded, reports), and drops its old ones."""
