@@ -217,10 +217,11 @@ def _subscribe(route: "Route", grouping: GroupingSpec, links: list[Any], task: i
     elif rule.chooser:
         names = grouping.fields if rule.needs == "fields" else ()
         indices = [route.fields.index(name) for name in names]
-        choose = rule.chooser(links, indices)
         if grouping.type == "fields" and indices == [0] and len(links) > 1:
             route.known = {}
             choose = fields_chooser(links, indices, route.known)
+        else:
+            choose = rule.chooser(links, indices)
     else:
         shuffle: LoadAwareShuffle[Any] = LoadAwareShuffle(links, task)
         if len(links) > 1:

@@ -134,8 +134,8 @@ class BoltRunner(Runner):
             if type(tup) is not list and type(tup) is not tuple:
                 check_values(tup, route)
             width, only, rich = route.width, route.only, False
-            # A copy: the component may change its list while the tuple is queued in this worker. A loop over one or two
-            # values, and the set for the commonest types, would double the cost of their check.
+            # A copy: the component may change its list while the tuple is queued in this worker. Unpacking tells a wrong
+            # number; a loop over one or two values, and the set for the commonest types, would double the cost.
             try:
                 if width == 1:
                     (one,) = tup
