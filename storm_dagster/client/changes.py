@@ -87,7 +87,7 @@ def change_topology(
             body["handle"] = upload_target(
                 nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
             ).handle
-    answer = nimbus.post(f"{path}/{verb}", body, repeat=False)
+    answer = nimbus.post(f"{path}/{verb}", body, repeat=False, launches=True)
     found: dict[str, Any] = {}
     if asked.dry_run:
         if "handle" in body:

@@ -16,6 +16,9 @@ from storm_dagster.model.security import Security
 
 _PAUSE = 0.2
 _TIMEOUT_SECS = 30.0
+_CONNECT_SECS = 2.0
+_LAUNCH_MARGIN_SECS = 30.0
+"""Time beyond ``dagster.launch.timeout.secs`` in which the leader certainly responds, seconds."""
 _QUIET_SECS = 3.0
 _NO_LEADER, _NO_ZOOKEEPER = "no leader", "no connection to ZooKeeper"
 
@@ -38,12 +41,17 @@ def _remedy(seen: str) -> str:
     return "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
 
 
+class UnavailableAtLeader(Unavailable):
+    """Response of a leader that is there and lacks something itself, such as Dagster."""
+
+
 class NimbusClient(AbstractContextManager["NimbusClient"]):
     """Calls of nimbus's HTTP service; safe to share between threads.
 
     ``urls`` is called whenever the leader is searched, because addresses change when a local cluster
     is started again. ``patience`` is how long a call waits for a leader, in seconds: a restarting or
-    changing leader is not an error before that. Each single request is bounded by its own.
+    changing leader is not an error before that. Each single request is bounded by its own: 30 s, and
+    ``launch_secs`` + 30 s if it launches a Dagster run (``launch_secs`` is nimbus's ``dagster.launch.timeout.secs``).
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         security: Security | None = None,
         waiting: Callable[[str], None] | None = None,
         require: Callable[[], None] | None = None,
+        launch_secs: float = 60.0,
     ) -> None:
         """``waiting`` is called once with what a call waits for, after three seconds.
 
@@ -62,6 +71,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         """
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
+        self.launch_secs = launch_secs
         self._waiting = waiting
         self._require = require
         self._thing = thing
@@ -70,7 +80,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         # Proxies of the environment are for the outside world, not for the cluster.
         plain = all(url.startswith("http://") for url in self._urls())
         options = (security or Security()).client_options(plain=plain)
-        self._http = httpx.Client(timeout=httpx.Timeout(_TIMEOUT_SECS, connect=2.0), **options)
+        self._http = httpx.Client(timeout=httpx.Timeout(_TIMEOUT_SECS, connect=_CONNECT_SECS), **options)
 
     @staticmethod
     def of_cluster(
@@ -90,7 +100,13 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
                 return [nimbus.http for nimbus in cluster.nimbuses]
             return seed_urls(conf)
 
-        return NimbusClient(urls, thing=f"the cluster of {conf_dir or folder}", security=Security.of(conf), **options)
+        return NimbusClient(
+            urls,
+            thing=f"the cluster of {conf_dir or folder}",
+            security=Security.of(conf),
+            launch_secs=conf["dagster.launch.timeout.secs"],
+            **options,
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -174,19 +190,27 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, Any] | None = None,
         repeat: bool = True,
+        launches: bool = False,
     ) -> httpx.Response:
         """One call of the leader; typed errors for answers from 400 up.
+
+        A call that ``launches`` a Dagster run is waited for as long as nimbus waits for Dagster, and longer.
 
         ``content`` may be a function that makes the body for each try. A call that finds no leader, or
         a follower, is made again until the patience ends; one whose connection broke only with ``repeat``
         (it may have had its effect).
         """
         deadline = time.monotonic() + self._patience
+        limit = self.launch_secs + _LAUNCH_MARGIN_SECS if launches else _TIMEOUT_SECS
+        timeout = httpx.Timeout(limit, connect=_CONNECT_SECS)
+        terms = {**self._terms, **(headers or {})}
         while True:
             base = self.leader(deadline=deadline)
             try:
-                body, terms = content() if callable(content) else content, {**self._terms, **(headers or {})}
-                answer = self._http.request(method, base + path, json=json, content=body, headers=terms, params=params)
+                body = content() if callable(content) else content
+                answer = self._http.request(
+                    method, base + path, json=json, content=body, headers=terms, params=params, timeout=timeout
+                )
                 self._raise(answer)
                 return answer
             except httpx.ConnectError as error:
@@ -198,7 +222,7 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
             except Unavailable as error:
                 # Only a change of leader is waited for; an Unavailable of the leader itself is the answer.
                 if self._find_leader()[0] == base:
-                    raise
+                    raise UnavailableAtLeader(error.message) from error
                 failure = error
             self._leader = None
             if time.monotonic() >= deadline:
@@ -209,9 +233,10 @@ class NimbusClient(AbstractContextManager["NimbusClient"]):
         """The JSON document at ``path``."""
         return self.request("GET", path, params=params or None).json()
 
-    def post(self, path: str, document: Any = None, *, repeat: bool = True) -> Any:
-        """The JSON answer to a POST of ``document``."""
-        return self.request("POST", path, json={} if document is None else document, repeat=repeat).json()
+    def post(self, path: str, document: Any = None, *, repeat: bool = True, launches: bool = False) -> Any:
+        """The JSON answer to a POST of ``document``; ``repeat`` and ``launches`` are those of :meth:`request`."""
+        body = {} if document is None else document
+        return self.request("POST", path, json=body, repeat=repeat, launches=launches).json()
 
     def exists(self, path: str) -> bool:
         """Whether a HEAD of ``path`` answers 200; other errors than 404 are raised."""

@@ -44,7 +44,7 @@ def submit_uploaded(
     """
     started = time.monotonic() if started is None else started
     given = {"token": uuid.uuid4().hex, **{key: value for key, value in fields.items() if value is not None}}
-    answer = nimbus.post("/v1/submit", {"name": name, "handle": uploaded.handle, **given})
+    answer = nimbus.post("/v1/submit", {"name": name, "handle": uploaded.handle, **given}, launches=True)
     run_id = answer.get("run_id")
     document: Mapping[str, Any] = {}
     if wait:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.http import NimbusClient, UnavailableAtLeader
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable, error_from_document
 
 Progress = Callable[[str, str], None]
@@ -13,6 +13,10 @@ Progress = Callable[[str, str], None]
 
 _TASKS_PAUSE_SECS = 0.25
 """Workers come up within a second or two: polling seldom would be most of the wait."""
+
+_SILENCE_PAUSE_SECS = 1.0
+_DAGSTER_STEP = "Dagster"
+"""Progress step that is shown while Dagster does not respond."""
 
 
 def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
@@ -25,6 +29,31 @@ def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
     )
 
 
+class _DagsterSilence:
+    """Time in which the leader gets no response from Dagster about a run that goes on."""
+
+    def __init__(self, run_id: str, longest_secs: float, progress: Progress | None) -> None:
+        self._run_id = run_id
+        self._longest_secs = longest_secs
+        self._progress = progress or (lambda step, state: None)
+        self._since: float | None = None
+
+    def go_on(self, error: Unavailable, deadline: float) -> None:
+        """Note one more call without a response; :class:`Unavailable` when the silence has lasted too long."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            self._progress(_DAGSTER_STEP, "does not respond")
+        if now >= min(deadline, self._since + self._longest_secs):
+            raise Unavailable(f"run {self._run_id} may still go on, but {error.message}") from error
+
+    def end(self) -> None:
+        """Note that Dagster responds."""
+        if self._since is not None:
+            self._since = None
+            self._progress(_DAGSTER_STEP, "SUCCESS")
+
+
 def wait_for_run(
     nimbus: NimbusClient,
     run_id: str,
@@ -35,13 +64,21 @@ def wait_for_run(
 ) -> dict[str, Any]:
     """The finished run's document; the typed error of a run that failed.
 
-    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). ``on_document`` gets each
-    document until then; what it raises ends the wait.
+    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). A Dagster that does
+    not respond for a while does not end the run, so it does not end the wait either: it may be silent for as long as it
+    may take to launch a run. ``on_document`` gets each document; what it raises ends the wait.
     """
     shown: dict[str, str] = {}
     pause = 0.1
+    silence = _DagsterSilence(run_id, nimbus.launch_secs, progress)
     while True:
-        document = nimbus.get(f"/v1/runs/{run_id}")
+        try:
+            document = nimbus.get(f"/v1/runs/{run_id}")
+        except UnavailableAtLeader as error:
+            silence.go_on(error, deadline)
+            time.sleep(_SILENCE_PAUSE_SECS)
+            continue
+        silence.end()
         for step in document.get("steps", ()):
             name, status = str(step.get("name")), str(step.get("status"))
             if progress is not None and status != "PENDING" and shown.get(name) != status:

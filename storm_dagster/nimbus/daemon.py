@@ -172,6 +172,7 @@ def _open(conf: ClusterConf, home: Path, folder: Path, identity: Identity, stack
         location=conf["dagster.location"],
         repository=conf["dagster.repository"],
         names=DagsterNames(cluster=conf["dagster.cluster"]),
+        launch_secs=conf["dagster.launch.timeout.secs"],
     )
     stack.callback(dagster.close)
     nimbus = Nimbus(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -231,8 +232,6 @@ def test_a_host_that_cannot_be_drained_is_named_with_every_reason(peers: list[Pe
 
 
 def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
-    import time
-
     peer = peers[0]
     step = {"name": "assignment", "status": "STARTED", "seconds": None}
     peer.scripted["/v1/runs/r1"] = [
@@ -259,6 +258,23 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
         peer.scripted["/v1/topologies/wc"] = [(200, {"id": "wc-1-1", "tasks": tasks})]
         with pytest.raises(Unavailable, match=r"waiting for 1 \(a, starting\)"):
             wait_for_tasks(nimbus, "wc", deadline=time.monotonic())
+
+
+def test_a_dagster_that_is_silent_for_a_while_does_not_end_the_wait_for_a_run(peers: list[Peer]) -> None:
+    peer = peers[0]
+    silent = (503, {"error": {"type": "Unavailable", "message": "Dagster did not answer: wait"}})
+    ended = (200, {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": []})
+    peer.scripted["/v1/runs/r1"] = [silent, silent, ended]
+    peer.scripted["/v1/runs/r2"] = [silent]
+    steps: list[tuple[str, str]] = []
+    with NimbusClient([peer.url], launch_secs=30.0) as nimbus:
+        deadline = time.monotonic() + 60
+        document = wait_for_run(nimbus, "r1", deadline=deadline, progress=lambda *step: steps.append(step))
+    assert document["status"] == "SUCCESS"
+    assert steps == [("Dagster", "does not respond"), ("Dagster", "SUCCESS")]
+    with NimbusClient([peer.url], launch_secs=0.5) as nimbus:
+        with pytest.raises(Unavailable, match="run r2 may still go on, but Dagster did not answer"):
+            wait_for_run(nimbus, "r2", deadline=time.monotonic() + 60)
 
 
 def test_a_seed_may_be_a_host_an_address_or_a_url() -> None:

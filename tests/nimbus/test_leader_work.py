@@ -59,7 +59,7 @@ def cluster(zk_conf: dict[str, object], nimbuses: Nimbuses) -> Iterator[Callable
 
 
 def post(nimbus: RunningNimbus, path: str, document: Mapping[str, object] | None = None) -> httpx.Response:
-    return httpx.post(nimbus.url + path, json=document or {}, timeout=60, trust_env=False)
+    return httpx.post(nimbus.url + path, json=document or {}, timeout=180, trust_env=False)
 
 
 def upload(

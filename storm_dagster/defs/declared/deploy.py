@@ -158,7 +158,8 @@ class Reconciler:
     def change(self, verb: str, body: Mapping[str, Any]) -> None:
         """Ask for a change by its verb and body, and wait for its run."""
         path = f"/v1/topologies/{self.declaration.name}/{verb}"
-        run_id = self.nimbus.post(path, dict(body), repeat=False).get("run_id")
+        answer = self.nimbus.post(path, dict(body), repeat=False, launches=True)
+        run_id = answer.get("run_id")
         self.notify(f"{verb}: run {run_id or 'none, the leader did it itself'}")
         if run_id:
             deadline = time.monotonic() + _WAIT_SECS

@@ -1,14 +1,15 @@
 """Dagster by plain HTTP: launching runs and reading how they went, without importing dagster.
 
-An answer that does not come within ``timeout`` seconds (5 in nimbus), or is no answer, is
-:class:`Unavailable`; what Dagster refuses is :class:`InvalidRequest`. Nothing here is retried: the caller knows
-whether there is another way. Where there is none, a launch waits longer for a Dagster that shows within those
-seconds that it lives: on a busy machine it is slow, not away.
+If Dagster does not respond within ``timeout`` seconds (5 in nimbus), the call raises :class:`Unavailable`; a request
+that Dagster refuses raises :class:`InvalidRequest`. Nothing here is retried, because the caller knows whether there is
+another way. Where there is none (:meth:`DagsterClient.launch_once`), a Dagster that is alive has more time to launch a
+run: on a busy machine it is slow, not away.
 """
 
 import logging
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames, storage_problem
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
-from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
+from storm_dagster.nimbus.dagster.transport import DagsterTransport, NoResponse, without_storage
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +25,10 @@ FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"
 _MOST_EVENT_PAGES = 50
-_SLOW_SECS = 18.0
-"""Longest launch of a run by a Dagster that responds; with the check before, less than a client waits."""
+_LAUNCH_SECS = 60.0
+LOOKUP_SECS = 10.0
+"""Longest search for a run by its tag, seconds: on a busy machine even a short query is slow."""
+_PARTITION_TAG = "dagster/partition"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class FoundRun:
 class DagsterClient:
     """Calls of one Dagster webserver; safe to share between threads.
 
-    Jobs and assets are given by their plain names; ``names`` makes them those of the cluster.
+    Jobs and assets are given by their plain names; ``names`` makes them those of the cluster. ``launch_secs`` is the
+    time that :meth:`launch_once` gives Dagster, seconds.
     """
 
     def __init__(
@@ -59,8 +63,10 @@ class DagsterClient:
         location: str = "storm",
         repository: str = "__repository__",
         names: DagsterNames | None = None,
+        launch_secs: float = _LAUNCH_SECS,
     ) -> None:
         self._transport = transport
+        self._launch_secs = launch_secs
         self.names = names or DagsterNames()
         self._selector = {"repositoryLocationName": location, "repositoryName": repository}
 
@@ -82,11 +88,12 @@ class DagsterClient:
         """URL of the run's page."""
         return f"{site}/runs/{run_id}" if (site := self.site) else None
 
-    def add_partition(self, key: str) -> None:
-        """Register the partition key ``key``; it may be registered already."""
+    def add_partition(self, key: str, patience: float | None = None) -> None:
+        """Register the partition key ``key`` within ``patience`` seconds; it may be registered already."""
         variables = {"selector": self._selector, "definition": self.names.partitions, "key": key}
         expected = ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError")
-        self._ask_location("AddPartition", variables, f"registering partition {key!r}", *expected)
+        doing = f"registering partition {key!r}"
+        self._ask_location("AddPartition", variables, doing, *expected, patience=patience)
 
     def drop_partition(self, key: str) -> None:
         """Remove the partition key ``key``; its history stays. It may be gone already."""
@@ -94,32 +101,74 @@ class DagsterClient:
         doing = f"dropping partition {key!r}"
         self._ask_location("DropPartition", variables, doing, "DeleteDynamicPartitionsSuccess")
 
-    def launch(self, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str], *, patient: bool = False) -> str:
-        """Launch a run of ``job`` and return its id.
-
-        A ``patient`` caller has no other way: a Dagster that lives gets ``_SLOW_SECS`` for the launch.
-        """
-        job, tags = self.names.name(job), {**PRIORITY_TAGS, **tags}
+    def launch(
+        self, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str], *, patience: float | None = None
+    ) -> str:
+        """Launch a run of ``job`` and return its id; ``patience`` (seconds) replaces the timeout."""
+        job = self.names.name(job)
+        all_tags = {**PRIORITY_TAGS, **tags}
         params = {
             "selector": {**self._selector, "jobName": job},
             "runConfigData": run_config,
-            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
+            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in all_tags.items()]},
         }
-        if patient:
-            self._transport.require_life()
-        patience = _SLOW_SECS if patient else None
         doing = f"launching job {job}"
         result = self._ask_location("LaunchRun", {"params": params}, doing, "LaunchRunSuccess", patience=patience)
         run_id = str(result["run"]["runId"])
         _log.info("run %s of job %s is launched", run_id, job, extra={"run": run_id})
         return run_id
 
-    def find_run(self, tag: str, value: str, *, job: str | None = None) -> FoundRun | None:
-        """The newest run with that tag (and job), or ``None``."""
-        wanted: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
+    def launch_once(
+        self,
+        job: str,
+        run_config: Mapping[str, Any],
+        tags: Mapping[str, str],
+        *,
+        identity: str,
+        partition: str | None = None,
+    ) -> str:
+        """Launch the run that the tag ``identity`` of ``tags`` identifies, and return its id.
+
+        For a caller that has no other way. Dagster must show within the timeout that it is alive, and then has
+        ``launch_secs`` to register ``partition`` and to launch. If its response is missing, the run is looked up by
+        the tag, because Dagster may have launched it. :class:`Unavailable` if there is no such run: it may still
+        appear, so the caller repeats the launch with the same tag or not at all.
+        """
+        self._transport.require_life()
+        deadline = time.monotonic() + self._launch_secs
+        all_tags = dict(tags)
+        if partition is not None:
+            self.add_partition(partition, self._launch_secs)
+            all_tags[_PARTITION_TAG] = partition
+        remaining = max(1.0, deadline - time.monotonic())
+        try:
+            return self.launch(job, run_config, all_tags, patience=remaining)
+        except NoResponse as error:
+            run_id = self._launched_run(job, identity, tags[identity])
+            if run_id is None:
+                raise
+            _log.info("run %s is launched, although the response is missing: %s", run_id, error)
+            return run_id
+
+    def _launched_run(self, job: str, tag: str, value: str) -> str | None:
+        """Id of the newest run with that tag, unless it failed; ``None`` too if Dagster does not respond."""
+        try:
+            run = self.find_run(tag, value, job=job, patience=LOOKUP_SECS)
+        except Unavailable as error:
+            _log.warning("the run with %s=%s is not looked up: %s", tag, value, error)
+            return None
+        if run is None or run.failed:
+            return None
+        return run.run_id
+
+    def find_run(
+        self, tag: str, value: str, *, job: str | None = None, patience: float | None = None
+    ) -> FoundRun | None:
+        """The newest run with that tag (and job), or ``None``; ``patience`` (seconds) replaces the timeout."""
+        run_filter: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
         if job is not None:
-            wanted["pipelineName"] = self.names.name(job)
-        result = self._transport.graphql("FindRuns", {"filter": wanted, "limit": 1})
+            run_filter["pipelineName"] = self.names.name(job)
+        result = self._transport.graphql("FindRuns", {"filter": run_filter, "limit": 1}, patience)
         if result["__typename"] != "Runs":
             raise _refusal("finding a run", result)
         return next((FoundRun(str(run["runId"]), str(run["status"])) for run in result["results"]), None)

@@ -31,6 +31,10 @@ _OPERATION = re.compile(r"(?:query|mutation) Storm(\w+).*\n  (\w+)")
 _WHO = "set dagster.graphql.token.file or dagster.graphql.headers"
 
 
+class NoResponse(Unavailable):
+    """No response of Dagster to a request that may have reached it, and may have had its effect."""
+
+
 @functools.cache
 def queries() -> Mapping[str, tuple[str, str]]:
     """Operation -> its text and the field of its answer."""
@@ -121,7 +125,9 @@ class DagsterAccess:
             )
         is_json = "json" in answer.headers.get("content-type", "")
         if (status == 429 or status >= 500) and not is_json:
-            return Unavailable(
+            # A proxy that gave up waiting says nothing about the request's effect.
+            kind = Unavailable if status == 429 else NoResponse
+            return kind(
                 f"Dagster at {self.url} answered {status}: check its webserver (or the proxy before it), try again"
             )
         return None
@@ -197,26 +203,21 @@ class DagsterTransport:
         try:
             return self._send(address, body, patience or self._timeout).json()
         except ValueError as error:
-            raise self._silent(self._require(), error) from None
+            raise NoResponse(_out_of_reach(self._require(), error)) from None
 
     def _send(self, address: str, body: Mapping[str, Any], patience: float) -> httpx.Response:
         access = self._require()
         try:
             answer = self._http.post(address, json=body, **self._shown(access), timeout=patience)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise Unavailable(_out_of_reach(access, error)) from None
         except httpx.TimeoutException:
-            raise self._slow(access, patience) from None
+            raise NoResponse(self._slow(access, patience)) from None
         except httpx.HTTPError as error:
-            raise self._silent(access, error) from None
+            raise NoResponse(_out_of_reach(access, error)) from None
         if (error := access.refused(answer)) is not None:
             raise error
         return answer
-
-    @staticmethod
-    def _silent(access: DagsterAccess, error: Exception) -> Unavailable:
-        return Unavailable(
-            f"Dagster at {access.url} does not answer ({error or type(error).__name__}): start its webserver, "
-            "or set dagster.graphql.url"
-        )
 
     def require_life(self) -> None:
         """:class:`Unavailable` unless the webserver answers its cheapest question in time."""
@@ -226,7 +227,7 @@ class DagsterTransport:
         try:
             self._http.get(f"{access.site}/server_info", **self._shown(access))
         except httpx.TimeoutException:
-            raise _silence(access, self._timeout) from None
+            raise Unavailable(_silence(access, self._timeout)) from None
         except httpx.HTTPError:
             return
 
@@ -238,13 +239,13 @@ class DagsterTransport:
             )
         return access
 
-    def _slow(self, access: DagsterAccess, secs: float) -> Unavailable:
-        """The error of a request without a response in time; it names the part that does not respond."""
+    def _slow(self, access: DagsterAccess, secs: float) -> str:
+        """Error text of a request without a response in time; it names the part that does not respond."""
         with suppress(httpx.HTTPError):
             if self._http.get(f"{access.site}/server_info", **self._shown(access), timeout=1.0).is_success:
-                return Unavailable(
-                    f"Dagster at {access.url} did not answer within {secs:g} s although its webserver lives: its storage "
-                    f"may be out of reach, or the machine busy: {STORAGE_REMEDY}; then try again"
+                return (
+                    f"Dagster at {access.url} did not answer within {secs:g} s although its webserver lives: its "
+                    f"storage may be out of reach, or the machine busy: {STORAGE_REMEDY}; then try again"
                 )
         return _silence(access, secs)
 
@@ -254,8 +255,15 @@ def without_storage(doing: str, problem: str) -> Unavailable:
     return Unavailable(f"{doing}: Dagster's storage does not answer ({problem}): {STORAGE_REMEDY}")
 
 
-def _silence(access: DagsterAccess, secs: float) -> Unavailable:
-    return Unavailable(f"Dagster at {access.url} did not answer within {secs:g} s: check its webserver, then try again")
+def _silence(access: DagsterAccess, secs: float) -> str:
+    return f"Dagster at {access.url} did not answer within {secs:g} s: check its webserver, then try again"
+
+
+def _out_of_reach(access: DagsterAccess, error: Exception) -> str:
+    return (
+        f"Dagster at {access.url} does not answer ({error or type(error).__name__}): start its webserver, "
+        "or set dagster.graphql.url"
+    )
 
 
 def _is_header(name: str, value: Any) -> bool:

@@ -18,6 +18,7 @@ from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailabl
 from storm_dagster.model.verbs import VERBS, Verb, check_request
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.submitting import with_token
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
@@ -70,6 +71,8 @@ class LifecycleRequests:
             return {"run_id": self._launch(topology, name, row, fields, request), **answer}
         except (Misconfigured, Unavailable) as error:
             if not row.leader:
+                if isinstance(error, Unavailable) and "token" in fields:
+                    raise with_token(error, fields["token"]) from error
                 raise
             _log.warning(
                 "%s of %s is done by the leader: %s", verb, topology.id, error, extra={"topology": topology.id}
@@ -109,12 +112,20 @@ class LifecycleRequests:
             "warnings": list(placement.warnings) if placement else [],
         }
 
-    def _launch(self, topology: TopologyView, given: str, row: Verb, fields: Mapping[str, Any], request: str) -> str:
-        dagster, name = self._nimbus.dagster, topology.base.name
-        op, tags = dagster.names.name(f"{row.job}_op"), {"storm/topology": name, REQUEST_TAG: request}
-        # Who kills by id means no later topology of that name.
-        config = {"name": given if row.name == "kill" and given == topology.id else name, **fields}
+    def _launch(
+        self, topology: TopologyView, reference: str, row: Verb, fields: Mapping[str, Any], request: str
+    ) -> str:
+        """Launch the run of the change; ``reference`` is the name or id that the caller gave."""
+        dagster = self._nimbus.dagster
+        name = topology.base.name
+        tags = {"storm/topology": name, REQUEST_TAG: request}
         if row.name == "rebalance":
-            dagster.add_partition(name)
-            op, config, tags = dagster.names.stage_op("assignment"), dict(fields), {**tags, "dagster/partition": name}
-        return dagster.launch(row.job, {"ops": {op: {"config": config}}}, tags, patient=not row.leader)
+            ops = {dagster.names.stage_op("assignment"): {"config": dict(fields)}}
+            return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG, partition=name)
+        # A kill by id must not reach a later topology of that name.
+        by_id = row.name == "kill" and reference == topology.id
+        config = {"name": reference if by_id else name, **fields}
+        ops = {dagster.names.name(f"{row.job}_op"): {"config": config}}
+        if row.leader:
+            return dagster.launch(row.job, {"ops": ops}, tags)
+        return dagster.launch_once(row.job, {"ops": ops}, tags, identity=REQUEST_TAG)

@@ -13,6 +13,7 @@ from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
 from storm_dagster.model.errors import AlreadyAlive, Misconfigured, Unavailable
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.verbs import SubmitRequest, check_request
+from storm_dagster.nimbus.dagster.client import LOOKUP_SECS, FoundRun
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import check_name_free
@@ -38,9 +39,10 @@ class Submissions:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._runs: TimeCacheMap[str, str] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
+        self._tokens: TimeCacheMap[str, str] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
+        """Token -> name of each launch that was sent to Dagster: its run may exist even if no response came."""
         self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
-        nimbus.expiring += [self._runs, self._names]
+        nimbus.expiring += [self._tokens, self._names]
         self._locks = _KeyedLocks()
 
     def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,11 +75,16 @@ class Submissions:
 
     def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
         """The run that the token had, unless it failed; ``None`` at the token's first use."""
-        known = read_token(self._nimbus.operations(epoch), token, name)
-        if known is None and self._runs.get(token) is None:
+        record = read_token(self._nimbus.operations(epoch), token, name)
+        if record is None and self._tokens.get(token) is None:
             return None
-        found = self._nimbus.dagster.find_run(TOKEN_TAG, token, job=SUBMIT_JOB)
-        return None if found is None or found.failed else found.run_id
+        run = self._find_run(token)
+        if run is None or run.failed:
+            return None
+        return run.run_id
+
+    def _find_run(self, token: str) -> FoundRun | None:
+        return self._nimbus.dagster.find_run(TOKEN_TAG, token, job=SUBMIT_JOB, patience=LOOKUP_SECS)
 
     def _refuse_under_way(self, name: str, token: str) -> None:
         """:class:`AlreadyAlive` while the run of another submission of the name goes on: only one can win."""
@@ -85,8 +92,8 @@ class Submissions:
         if other is None or other.token == token:
             return
         if time.monotonic() - other.seen > _POLL_SECS:
-            found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=SUBMIT_JOB)
-            if found is None or found.finished:
+            run = self._find_run(other.token)
+            if run is None or run.finished:
                 self._names.remove(name)
                 return
             self._names.put(name, replace(other, seen=time.monotonic()))
@@ -97,13 +104,20 @@ class Submissions:
 
     def _launch(self, name: str, token: str, config: Mapping[str, Any]) -> str:
         dagster = self._nimbus.dagster
-        dagster.add_partition(name)
         ops = {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}
-        tags = {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token}
-        run_id = dagster.launch(SUBMIT_JOB, {"ops": ops}, tags, patient=True)
-        self._runs.put(token, run_id)
+        tags = {"storm/topology": name, TOKEN_TAG: token}
+        self._tokens.put(token, name)
+        try:
+            run_id = dagster.launch_once(SUBMIT_JOB, {"ops": ops}, tags, identity=TOKEN_TAG, partition=name)
+        except Unavailable as error:
+            raise with_token(error, token) from error
         self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
         return run_id
+
+
+def with_token(error: Unavailable, token: str) -> Unavailable:
+    """The error of a launch, with the token under which the request can be repeated safely."""
+    return Unavailable(f"{error.message}; repeat the request with its token (--token {token}): it is done once")
 
 
 class _KeyedLocks:

@@ -1,0 +1,177 @@
+"""Launches of Dagster runs whose response gets lost: Dagster may have launched the run all the same."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from storm_dagster.model.dagster_names import TOKEN_TAG
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport, NoResponse
+from storm_rigs.dagster_server import DagsterServer
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
+
+TOPOLOGY = {
+    "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "bolts": {},
+}
+
+RUNS_WITH_TAG = """
+query Runs($filter: RunsFilter!) {
+  runsOrError(filter: $filter) { ... on Runs { results { runId } } }
+}
+"""
+
+
+class LossyDagster:
+    """A real Dagster webserver behind a relay that loses requests or responses by GraphQL operation."""
+
+    def __init__(self, graphql_url: str) -> None:
+        self.lost_requests: set[str] = set()
+        """Operations, as ``LaunchRun``, whose requests never reach Dagster."""
+        self.lost_responses: set[str] = set()
+        """Operations whose requests reach Dagster and whose responses do not come back."""
+        base = graphql_url.removesuffix("/graphql")
+        relay = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self._respond(httpx.get(base + self.path, timeout=60, trust_env=False))
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if relay._is_among(relay.lost_requests, body):
+                    return
+                headers = {"Content-Type": "application/json"}
+                response = httpx.post(base + self.path, content=body, headers=headers, timeout=120, trust_env=False)
+                if not relay._is_among(relay.lost_responses, body):
+                    self._respond(response)
+
+            def _respond(self, response: httpx.Response) -> None:
+                self.send_response(response.status_code)
+                self.send_header("Content-Type", response.headers["Content-Type"])
+                self.end_headers()
+                self.wfile.write(response.content)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/graphql"
+
+    @staticmethod
+    def _is_among(operations: set[str], body: bytes) -> bool:
+        query = json.loads(body).get("query", "")
+        return any(f"Storm{operation}" in query for operation in operations)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def lossy(dagster_server: DagsterServer) -> Iterator[LossyDagster]:
+    relay = LossyDagster(dagster_server.url)
+    yield relay
+    relay.close()
+
+
+@pytest.fixture
+def nimbus(nimbuses: Nimbuses, lossy: LossyDagster) -> RunningNimbus:
+    patient = {"dagster__graphql__url": lossy.url, "dagster__graphql__timeout__secs": 20}
+    return nimbuses.start(**patient).await_leading()
+
+
+def upload(nimbus: RunningNimbus) -> str:
+    parts = {"archive": b"archive", "conf": b"{}", "topology": json.dumps(TOPOLOGY).encode()}
+    with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as http:
+        handle = http.post("/v1/uploads").json()["handle"]
+        for part, content in parts.items():
+            http.put(f"/v1/uploads/{handle}/{part}", content=content).raise_for_status()
+        http.post(f"/v1/uploads/{handle}/finish").raise_for_status()
+    return handle
+
+
+def submit(nimbus: RunningNimbus, name: str, token: str, handle: str) -> httpx.Response:
+    document = {"name": name, "handle": handle, "token": token}
+    return httpx.post(f"{nimbus.url}/v1/submit", json=document, timeout=180, trust_env=False)
+
+
+def runs_of(server: DagsterServer, token: str) -> list[str]:
+    variables = {"filter": {"tags": [{"key": TOKEN_TAG, "value": token}]}}
+    document = {"query": RUNS_WITH_TAG, "variables": variables}
+    response = httpx.post(server.url, json=document, timeout=60, trust_env=False)
+    return [run["runId"] for run in response.json()["data"]["runsOrError"]["results"]]
+
+
+@pytest.fixture
+def name() -> str:
+    """A name and token of its own, since all tests share one Dagster."""
+    return f"lost-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.mark.zookeeper
+@pytest.mark.dagster
+def test_a_run_is_returned_although_the_response_to_its_launch_is_lost(
+    nimbus: RunningNimbus, lossy: LossyDagster, dagster_server: DagsterServer, name: str
+) -> None:
+    lossy.lost_responses = {"LaunchRun"}
+    response = submit(nimbus, name, name, upload(nimbus))
+    assert response.status_code == 202, response.text
+    assert runs_of(dagster_server, name) == [response.json()["run_id"]]
+
+
+@pytest.mark.zookeeper
+@pytest.mark.dagster
+def test_a_repeated_submission_finds_the_run_that_no_response_told_of(
+    nimbus: RunningNimbus, lossy: LossyDagster, dagster_server: DagsterServer, name: str
+) -> None:
+    handle = upload(nimbus)
+    lossy.lost_responses = {"LaunchRun", "FindRuns"}
+    refused = submit(nimbus, name, name, handle)
+    assert refused.status_code == 503
+    assert f"--token {name}" in refused.json()["error"]["message"]
+    lossy.lost_responses = set()
+    repeated = submit(nimbus, name, name, handle)
+    assert repeated.status_code == 202, repeated.text
+    assert runs_of(dagster_server, name) == [repeated.json()["run_id"]]
+
+
+@pytest.mark.zookeeper
+@pytest.mark.dagster
+def test_a_launch_that_never_reached_dagster_is_made_by_the_repetition(
+    nimbus: RunningNimbus, lossy: LossyDagster, dagster_server: DagsterServer, name: str
+) -> None:
+    handle = upload(nimbus)
+    lossy.lost_requests = {"LaunchRun"}
+    refused = submit(nimbus, name, name, handle)
+    assert refused.status_code == 503
+    assert f"--token {name}" in refused.json()["error"]["message"]
+    assert runs_of(dagster_server, name) == []
+    lossy.lost_requests = set()
+    repeated = submit(nimbus, name, name, handle)
+    assert repeated.status_code == 202, repeated.text
+    assert runs_of(dagster_server, name) == [repeated.json()["run_id"]]
+
+
+def test_a_request_that_dagster_may_have_read_is_told_from_one_that_it_cannot() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/graphql"
+        transport = DagsterTransport(lambda: DagsterAccess(url), timeout=0.3)
+        with pytest.raises(NoResponse, match="did not answer within"):
+            transport.graphql("Locations", {})
+    with pytest.raises(Unavailable, match="does not answer") as refused:
+        transport.graphql("Locations", {})
+    assert not isinstance(refused.value, NoResponse)
+    transport.close()
