@@ -26,6 +26,8 @@ class ReportResponse:
     stored: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
     """Id -> reason why Dagster will never store it."""
+    undefined: Mapping[str, str] = field(default_factory=dict)
+    """Id of a stored event whose asset that Dagster does not define -> the consequence and the remedy."""
     trouble: str | None = None
     """Reason why the rest is not stored yet."""
 
@@ -48,6 +50,7 @@ class OutboxResult(Generic[H]):
 
     ack: list[H] = field(default_factory=list)
     refused: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
+    undefined: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
 
 
 class EventOutbox(Generic[H]):
@@ -101,6 +104,8 @@ class EventOutbox(Generic[H]):
             number = entry.event.id
             if number in answer.stored:
                 outcome.ack += [holder for holder, _ in entry.holders]
+                if number in answer.undefined:
+                    outcome.undefined.append((entry, answer.undefined[number]))
             elif number in answer.refused:
                 outcome.refused.append((entry, answer.refused[number]))
             else:

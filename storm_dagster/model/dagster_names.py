@@ -26,6 +26,9 @@ TOKEN_TAG = "storm/token"
 REQUEST_TAG = "storm/request"
 """Run tag: the request of a change of a topology. The leader may do it itself when Dagster is late."""
 
+DECLARED_VERSION_KEY = "declared.code.version"
+"""Conf key of a declared topology: version of the code and conf that it was deployed from."""
+
 PRIORITY_TAGS = {"dagster/priority": "100"}
 """Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by default."""
 HEALING_TAGS = {"dagster/priority": "1000"}

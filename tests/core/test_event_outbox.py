@@ -43,6 +43,19 @@ def test_an_event_is_sent_until_an_answer_names_it(outbox: EventOutbox[str]) -> 
     assert entry.event == two and [holder for holder, _ in entry.holders] == ["b"] and reason == "no such check"
 
 
+def test_a_stored_event_whose_asset_is_undefined_is_acked_and_named(outbox: EventOutbox[str]) -> None:
+    first, second = event(1), event(2)
+    outbox.add(7, first, "a", 0.0)
+    outbox.add(7, second, "b", 0.0)
+    outbox.next_batch(0.0)
+    stored_ids = frozenset({first.id, second.id})
+    response = ReportResponse(stored_ids, undefined={second.id: "is defined nowhere"})
+    outcome = outbox.handle_response(response, 1.0)
+    assert outcome.ack == ["a", "b"]
+    ((entry, reason),) = outcome.undefined
+    assert entry.event == second and reason == "is defined nowhere"
+
+
 def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[str]) -> None:
     now, pauses = 0.0, []
     outbox.add(1, event(1), None, now)

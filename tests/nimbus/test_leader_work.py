@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from storm_dagster.blobstore.client import NimbusBlobClient
@@ -18,6 +19,7 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling.plan import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
@@ -89,9 +91,11 @@ def add_supervisor(state: StormClusterState, supervisor_id: str, ports: tuple[in
     state.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
 
-def stages(nimbus: RunningNimbus, state: StormClusterState, name: str, token: str) -> str:
+def stages(
+    nimbus: RunningNimbus, state: StormClusterState, name: str, token: str, conf: Mapping[str, object] | None = None
+) -> str:
     """The six stages as a run makes them: blobs over HTTP, records in ZooKeeper. The topology's id."""
-    handle = upload(nimbus)
+    handle = upload(nimbus, conf=conf)
     with NimbusBlobClient(nimbus.url) as blobs:
         ctx = OperationsContext(cluster=state, blobs=blobs, conf=load_cluster_conf(None, None), planner=plan_placement)
         submission.stage_conf(ctx, name=name, token=token, handle=handle)
@@ -181,6 +185,48 @@ def test_changes_are_runs(with_dagster: RunningNimbus, cluster: Callable[[], Sto
         ("explode", {}),
     ):
         assert post(nimbus, f"/v1/topologies/wc/{verb}", body).status_code == 400, (verb, body)
+
+
+def report_materialization(
+    nimbus: RunningNimbus, state: StormClusterState, topology_id: str, asset: str
+) -> dict[str, Any]:
+    """Report a materialization as the live worker of the topology does; nimbus's response."""
+    entry = state.read_assignment(topology_id)
+    assert entry is not None
+    (worker,) = entry[0].workers
+    token = f"token-of-{topology_id}"
+    record = WorkerNode(pid=1, token=token, version=0, tasks=worker.tasks, started_ms=0, status="running", code="")
+    state.state.mkdirs(paths.workers(topology_id))
+    node = paths.worker(topology_id, worker.node, worker.port)
+    state.state.set_ephemeral_node(node, encode_record(record))
+    event = DagsterEvent.make("wc/count", "materialization", asset)
+    return httpx.post(
+        f"{nimbus.url}/v1/topologies/{topology_id}/events",
+        json={"events": [msgspec.to_builtins(event)]},
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=60,
+        trust_env=False,
+    ).json()
+
+
+@pytest.mark.dagster
+def test_an_event_of_a_declared_topology_says_that_this_dagster_does_not_define_its_asset(
+    with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]
+) -> None:
+    state = cluster()
+    add_supervisor(state, "s1")
+    declared = stages(with_dagster, state, "declared", "t-declared", {"declared.code.version": "v1"})
+    plain = stages(with_dagster, state, "plain", "t-plain")
+
+    def undefined(topology_id: str, asset: str) -> list[str]:
+        response = report_materialization(with_dagster, state, topology_id, asset)
+        assert len(response["stored"]) == 1 and response["trouble"] is None, response
+        return list(response["undefined"].values())
+
+    (text,) = undefined(declared, "lake/nowhere")
+    assert "does not define the asset" in text and "build_storm_defs" in text
+    assert undefined(declared, "storm/task_info") == []
+    assert undefined(plain, "lake/nowhere") == [], "a topology that was submitted by hand"
 
 
 # -- without Dagster ------------------------------------------------------------------------------------

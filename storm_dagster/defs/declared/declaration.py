@@ -24,8 +24,6 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.target import Target, describe_target, parse_target
 
-CODE_VERSION_KEY = "declared.code.version"
-"""Conf key under which a declared topology carries the version of the code and conf that it was deployed from."""
 DATA_VERSION_TAG = "dagster/data_version"
 _DESCRIBE_SECS = 20.0
 _FAILURE_LASTS_SECS = 300.0

@@ -16,15 +16,9 @@ from typing import Any, Literal
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.client import NimbusClient, submit_uploaded, upload, wait_for_run, wait_for_tasks
 from storm_dagster.client.waiting import wait_for_status
-from storm_dagster.defs.declared.declaration import (
-    CODE_VERSION_KEY,
-    Actual,
-    Declaration,
-    Described,
-    differences,
-    with_parallelism,
-)
+from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences, with_parallelism
 from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive, StormDagsterError
 from storm_dagster.model.names import conf_key
@@ -114,7 +108,7 @@ def _stored_conf(blobs: BlobStore, code_dir: str) -> dict[str, Any]:
 
 
 def _version_in(conf: Mapping[str, Any]) -> str | None:
-    return str(conf[CODE_VERSION_KEY]) if CODE_VERSION_KEY in conf else None
+    return str(conf[DECLARED_VERSION_KEY]) if DECLARED_VERSION_KEY in conf else None
 
 
 def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
@@ -258,7 +252,7 @@ class Reconciler:
             raise InvalidTopology(f"{declaration.name!r} cannot be deployed: {described.problem}")
         # A declaration is the whole conf: a key that is gone from it is gone from the topology.
         whole = {"topology.update.keep.conf": False}
-        conf = {**declaration.submitted_conf, **whole, CODE_VERSION_KEY: described.code_version}
+        conf = {**declaration.submitted_conf, **whole, DECLARED_VERSION_KEY: described.code_version}
         home = home_dir(declaration.home)
         with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
             bundle = bundle_target(declaration.target, declaration.args, folder=Path(folder), home=home)

@@ -197,6 +197,11 @@ class DagsterClient:
         if result["__typename"] != "ReportRunlessAssetEventsSuccess":
             raise _refusal("reporting an event", result)
 
+    def defines_asset(self, key: Sequence[str]) -> bool:
+        """True if a code location of this Dagster defines the asset."""
+        result = self._transport.graphql("Asset", {"key": {"path": list(key)}})
+        return result["__typename"] == "AssetNode"
+
     def report_event(self, event: DagsterEvent, origin: Mapping[str, Any]) -> None:
         """Log an event that a component reported, with ``origin`` among its metadata.
 

@@ -2,7 +2,6 @@
 
 import hmac
 import threading
-import time
 from collections.abc import Mapping
 from functools import partial, reduce
 from operator import or_
@@ -20,10 +19,11 @@ from storm_dagster.http.description import HttpApi
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS, Endpoint, bounded_json
-from storm_dagster.model.dagster_events import decode_event
+from storm_dagster.model.dagster_names import DECLARED_VERSION_KEY
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
 from storm_dagster.model.security import Security
 from storm_dagster.model.verbs import VERBS, BlacklistRequest, SubmitRequest, check_request
+from storm_dagster.nimbus.dagster.event_store import EventStore
 from storm_dagster.nimbus.http.blob_routes import BlobEndpoints
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.pages.routes import page_routes
@@ -42,8 +42,6 @@ from storm_dagster.operations.live.blacklist import change_blacklist
 _MOST_AT_ONCE = 4
 """Batches in progress; with a slow Dagster they must not take all threads of the service."""
 _MOST_EVENTS = 100
-_BATCH_SECS = 10.0
-"""After which the rest of a batch is left for the next; a worker waits longer than that and one slow event."""
 
 
 def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> ASGIApp:
@@ -79,7 +77,7 @@ def add_routes(api: HttpApi, nimbus: Nimbus, reader: ClusterReader, submissions:
 
     handlers = {
         "blobs": BlobEndpoints(nimbus),
-        "events": event_endpoint(nimbus),
+        "events": event_endpoint(nimbus, reader),
         "reader": reader,
         "dagster": nimbus.dagster,
         "submissions": submissions,
@@ -118,17 +116,19 @@ def _task_of(text: str | None) -> int | None:
     return int(text)
 
 
-def event_endpoint(nimbus: Nimbus) -> Endpoint:
+def event_endpoint(nimbus: Nimbus, reader: ClusterReader) -> Endpoint:
     """The endpoint by which workers hand the events of their components to Dagster."""
     turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
+    store = EventStore(nimbus)
 
-    def known(request: Request) -> str:
-        """The id of the topology that has a live worker with the request's token."""
+    def sending_topology(request: Request) -> str:
+        """Id of the topology that has a live worker with the request's token."""
         nimbus.status.require()
         topology = topology_by_name(nimbus.shown_view(), request.path_params["name"])
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
-        tokens = [worker.token.encode() for worker in nimbus.cluster.live_workers(topology.id).values()]
-        if not any(hmac.compare_digest(shown, token) for token in tokens):
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        shown = token.encode("utf-8", "replace")
+        workers = nimbus.cluster.live_workers(topology.id).values()
+        if not any(hmac.compare_digest(shown, worker.token.encode()) for worker in workers):
             raise NotAuthenticated(
                 f"events of topology {topology.id} come from its live workers only, which send their start token "
                 "(Authorization: Bearer)"
@@ -136,43 +136,20 @@ def event_endpoint(nimbus: Nimbus) -> Endpoint:
         return topology.id
 
     def report(topology_id: str, document: dict[str, Any]) -> dict[str, Any]:
-        given = document.get("events")
-        if not isinstance(given, list) or len(given) > _MOST_EVENTS or set(document) != {"events"}:
+        events = document.get("events")
+        if not isinstance(events, list) or len(events) > _MOST_EVENTS or set(document) != {"events"}:
             raise InvalidRequest(f'a batch is {{"events": [event]}}, with {_MOST_EVENTS} events at most')
         if not turns.acquire(blocking=False):
             raise Unavailable("other batches of events are being stored: send it again")
         try:
-            return _store_events(nimbus, topology_id, given)
+            conf = reader.conf(topology_id) or {}
+            return store.store(topology_id, events, declared=DECLARED_VERSION_KEY in conf)
         finally:
             turns.release()
 
     async def endpoint(request: Request) -> Response:
-        # Nothing of an unauthorized body is read.
-        topology_id = await run_in_threadpool(known, request)
+        # The body of an unauthorized request is not read.
+        topology_id = await run_in_threadpool(sending_topology, request)
         return JSONResponse(await run_in_threadpool(report, topology_id, await bounded_json(request)))
 
     return endpoint
-
-
-def _store_events(nimbus: Nimbus, topology_id: str, given: list[Any]) -> dict[str, Any]:
-    stored: list[str] = []
-    refused: dict[str, str] = {}
-    trouble: str | None = None
-    until = time.monotonic() + _BATCH_SECS
-    for document in given:
-        number = document.get("id") if isinstance(document, dict) else None
-        if time.monotonic() > until:
-            trouble = "Dagster is slow: the rest of the batch is left for the next one"
-            break
-        try:
-            event = decode_event(document)
-            nimbus.dagster.report_event(event, {"storm/topology": topology_id, "storm/event": event.id})
-            stored.append(event.id)
-        except InvalidRequest as error:
-            if not isinstance(number, str):
-                raise
-            refused[number] = error.message
-        except Unavailable as error:
-            trouble = error.message
-            break
-    return {"stored": stored, "refused": refused, "trouble": trouble}

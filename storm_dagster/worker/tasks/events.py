@@ -89,6 +89,9 @@ class EventDelivery:
                     ledger.fail(holder)
                 error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}")
                 self._report(self._runners[entry.task], error)
+            for entry, reason in outcome.undefined:
+                error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} {reason}")
+                self._report(self._runners[entry.task], error)
             waiting = outbox.entries()
             if response.trouble is not None and waiting and not self._troubled:
                 text = f"{len(waiting)} events wait for Dagster, and their tuples with them: {response.trouble}"
@@ -169,4 +172,10 @@ class EventSender:
         document: Mapping[str, Any] = response.json()
         if response.status_code != 200:
             raise error_from_document(document)
-        return ReportResponse(frozenset(document["stored"]), dict(document["refused"]), document["trouble"])
+        return ReportResponse(
+            stored=frozenset(document["stored"]),
+            refused=dict(document["refused"]),
+            # A nimbus of the release before does not look for the asset.
+            undefined=dict(document.get("undefined", {})),
+            trouble=document["trouble"],
+        )
