@@ -6,24 +6,57 @@ from typing import Any
 
 import msgspec
 
+from storm_dagster.connectors.json_text import type_name
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
-from storm_dagster.connectors.sinks import Row, write_or_reject
+from storm_dagster.connectors.sinks import Rejected, Row, write_or_reject
 from storm_dagster.model.errors import Unavailable
 
 _SECS = 30.0
 """Longest wait for an answer of the brokers, after which the batch is tried again."""
 
 
+def encode_key(field: str, value: Any) -> bytes | None:
+    """Encode the value of a field as the key of a message; ``None`` is a message without a key.
+
+    Bytes stay as they are, text is UTF-8, a whole number is its decimal text. ``ValueError`` for
+    any other value, whose text would depend on the version of Python or of a library.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            reason = f"{field!r} has half of a surrogate pair at position {error.start}"
+            raise ValueError(f"the key {reason}, and is not UTF-8: remove it in row_of") from None
+    if isinstance(value, int) and not isinstance(value, bool):
+        try:
+            # Not the name of a member of an enumeration.
+            return int.__repr__(value).encode()
+        except ValueError as error:
+            raise ValueError(f"the key {field!r} cannot be written: {error}") from None
+    raise ValueError(
+        f"the key {field!r} is of type {type_name(value)}, and a key is bytes, text, a whole number "
+        "or None: make it one of these in row_of, or set key of the KafkaSink to another field"
+    )
+
+
 class KafkaSink:
     """Writes each row as a message of ``topic``: as JSON, or what ``value(row)`` returns. Needs the extra ``kafka``.
 
-    ``key`` names the field whose text is the message's key. All replicas have a message before its row counts as
-    written. With ``exactly_once`` each batch is a transaction of the producer that has the owner's name, and fences
-    earlier ones; the token is the offset that the consumer group of this name has committed for partition 0. Readers need
-    ``isolation.level: read_committed``, which is librdkafka's own.
+    ``key`` names the field whose value is the message's key: bytes as they are, text as UTF-8, a
+    whole number as its decimal text, and ``None`` as no key. All replicas have a message before its
+    row counts as written. With ``exactly_once`` each batch is a transaction of the producer that has
+    the owner's name, and fences earlier ones; the token is the offset that the consumer group of this
+    name has committed for partition 0. Readers need ``isolation.level: read_committed``, which is
+    librdkafka's own.
 
-    The conf has the settings of librdkafka below ``prefix``: ``kafka.bootstrap.servers``, ``kafka.sasl.password.file``.
-    Rows that cannot be encoded or are longer than ``kafka.message.max.bytes`` are rejected."""
+    The conf has the settings of librdkafka below ``prefix``: ``kafka.bootstrap.servers``,
+    ``kafka.sasl.password.file``. Rows that cannot be encoded, have a key of another type or are longer
+    than ``kafka.message.max.bytes`` are rejected, and those without a key if the topic is compacted.
+    """
 
     def __init__(
         self,
@@ -37,12 +70,16 @@ class KafkaSink:
         self.assets = assets_of("kafka", topic)
         self._producer: Any = None
         self._group: Any = None
+        self._is_aborted = False
+        """True if a transaction was aborted: librdkafka's numbers of messages are wrong then."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect; with an owner, fence its earlier producers, whose open transaction is aborted."""
         with client_library("kafka"):
             from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
         settings = client_settings(conf, self._prefix)
+        self._kafka_exception = KafkaException
+        self._is_aborted = False
         # Brokers count more than key and value.
         self._most_bytes = int(settings.get("message.max.bytes", 1_000_000)) - 512
         own = {"enable.idempotence": True, "acks": "all", **({"transactional.id": owner} if owner else {})}
@@ -59,6 +96,11 @@ class KafkaSink:
 
     def write(self, rows: Sequence[Row], token: int) -> None:
         """Send all rows, and wait until the brokers have them."""
+        if self._is_aborted:
+            # A SinkBolt opens the sink again only while it may write, and so fences no other worker.
+            raise Unavailable(
+                f"topic {self._topic} has refused rows of the last batch: the rest waits for a new producer"
+            )
         messages: list[tuple[bytes | None, bytes | None]] = []
         write_or_reject(rows, lambda part: messages.extend([self._message(row) for row in part]), lambda error: True)
         if self._group is not None:
@@ -78,27 +120,81 @@ class KafkaSink:
         self._producer = self._group = None
 
     def _message(self, row: Row) -> tuple[bytes | None, bytes | None]:
-        key = None if self._key is None else str(row.values[self._key]).encode()
+        key = None if self._key is None else self._key_of(row, self._key)
         value = self._value(row.values)
         size = len(key or b"") + len(value or b"")
         if size > self._most_bytes:
             raise ValueError(f"{size} bytes are more than {self._prefix}message.max.bytes allows")
         return key, value
 
+    def _key_of(self, row: Row, field: str) -> bytes | None:
+        if field not in row.values:
+            fields = ", ".join(map(str, row.values))
+            raise ValueError(
+                f"the row has no field {field!r} for the key of its message, only: {fields}: "
+                "add the field, with None for no key"
+            )
+        return encode_key(field, row.values[field])
+
     def _send(self, messages: Sequence[tuple[bytes | None, bytes | None]]) -> None:
-        errors: list[str] = []
-        how = {"on_delivery": lambda error, message: error is None or errors.append(error.str())}
-        for key, value in messages:
-            until = time.monotonic() + _SECS
-            while True:
-                try:
-                    self._producer.produce(self._topic, value=value, key=key, **how)
-                    break
-                except BufferError:
-                    # The client's queue is full of what the brokers have not taken yet.
-                    if time.monotonic() > until:
-                        raise
-                    self._producer.poll(0.1)
-        left = self._producer.flush(_SECS)
+        errors: dict[int, Any] = {}
+        failure: Exception | None = None
+        try:
+            for index, (key, value) in enumerate(messages):
+                self._produce(index, key, value, errors)
+        except self._kafka_exception as error:
+            # A transaction takes no message after one that a broker has refused.
+            failure = error
+        left = self._flush(errors)
+        # The first error of a transaction may be that of all its messages: a message that has a key
+        # is not refused for that of another one.
+        refused = {
+            index: self._refusal(error)
+            for index, error in errors.items()
+            if error.name() == "INVALID_RECORD" and messages[index][0] is None
+        }
+        if refused:
+            # The messages beside them failed, too, and come with the next call.
+            if self._group is not None:
+                self._producer.abort_transaction(_SECS)
+                self._is_aborted = True
+            raise Rejected(refused)
+        if failure is not None:
+            raise failure
         if errors or left:
-            raise Unavailable(f"topic {self._topic} has not taken a batch: {[*errors, f'{left} messages wait'][0]}")
+            reasons = [error.str() for error in errors.values()]
+            raise Unavailable(f"topic {self._topic} has not taken a batch: {[*reasons, f'{left} messages wait'][0]}")
+
+    def _produce(self, index: int, key: bytes | None, value: bytes | None, errors: dict[int, Any]) -> None:
+        """Send a message; an error of its delivery will be in ``errors``, below its index."""
+
+        def on_delivery(error: Any, message: Any) -> None:
+            if error is not None:
+                errors[index] = error
+
+        until = time.monotonic() + _SECS
+        while True:
+            try:
+                self._producer.produce(self._topic, value=value, key=key, on_delivery=on_delivery)
+                return
+            except BufferError:
+                # The client's queue is full of what the brokers have not taken yet.
+                if time.monotonic() > until:
+                    raise
+                self._producer.poll(0.1)
+
+    def _flush(self, errors: Mapping[int, Any]) -> int:
+        """Wait until the brokers have all messages; the number of those that they do not have.
+
+        A transaction with an error is lost, and its other messages would wait in vain.
+        """
+        until = time.monotonic() + _SECS
+        while True:
+            left = self._producer.flush(min(0.5, _SECS))
+            is_lost = bool(errors) and self._group is not None
+            if not left or is_lost or time.monotonic() >= until:
+                return left
+
+    def _refusal(self, error: Any) -> str:
+        reason = f"topic {self._topic} refuses a message without a key ({error.str()}), as a compacted topic does"
+        return f"{reason}: set key of the KafkaSink to a field whose value is not None"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from storm_dagster.connectors.json_text import NoJsonForm, json_text, type_name
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sinks import Rejected, Retry, Row, write_or_reject
 from storm_dagster.model.errors import InvalidRequest, Unavailable
@@ -11,6 +12,24 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 _MANY, _MISFITS = 10, ("DatatypeMismatch", "UndefinedColumn", "SyntaxError", "GeneratedAlways")
 _OF_ROW = (*_MISFITS, "ProgramLimitExceeded", "RaiseException")
 _RECORD_ID, _TOKENS = "record_id", "storm_sink_tokens"
+_JSON_COLUMNS = """
+with recursive part (name, type, is_array) as (
+    select attname, atttypid, false from pg_catalog.pg_attribute
+    where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped
+  union all
+    select name, case typtype when 'd' then typbasetype else typelem end, is_array or typtype <> 'd'
+    from part join pg_catalog.pg_type on pg_type.oid = type
+    where typtype = 'd' or typelem <> 0 and typlen = -1
+)
+select name::text, typname::text || case when is_array then '[]' else '' end
+from part join pg_catalog.pg_type on pg_type.oid = type
+where type in ('pg_catalog.json'::regtype, 'pg_catalog.jsonb'::regtype)
+"""
+"""Columns of a table that hold JSON -> type without the domains around it. An array's element type
+is looked into, since an array of ``jsonb`` has values of JSON, too. The catalog may be read by
+users who may only insert into the table."""
+_MAX_NAME_BYTES = 63
+"""PostgreSQL cuts off the rest of a longer name."""
 _SETTINGS: dict[str, Any] = {
     **{"application_name": "storm_dagster", "connect_timeout": 10, "tcp_user_timeout": 30_000},
     **{"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4},
@@ -29,8 +48,15 @@ class PostgresSink:
     the rows.
 
     The conf has the connection's parameters below ``prefix``: ``postgres.host``, ``postgres.dbname``,
-    ``postgres.password.file`` and any other one of libpq. Maps are written as ``jsonb``, lists as arrays. Rows that break a
-    constraint or do not fit their columns are rejected."""
+    ``postgres.password.file`` and any other one of libpq. Rows that break a constraint or do not fit
+    their columns are rejected.
+
+    A column of the type ``json`` or ``jsonb`` takes any value of JSON, and returns an equal one: text
+    becomes text of JSON, and a list or tuple an array of JSON. ``None`` is NULL of SQL; inside a list
+    or map it is null of JSON. A row whose value JSON cannot hold unchanged is rejected; the reason
+    names the column. In an array of ``jsonb`` each element is such a value. In other columns lists
+    are written as arrays, and maps as ``jsonb``.
+    """
 
     def __init__(self, table: str, key: str | Sequence[str] = (), *, prefix: str = "postgres.") -> None:
         self._table, self._prefix = table, prefix
@@ -38,15 +64,19 @@ class PostgresSink:
         self._key = [key] if isinstance(key, str) else list(key)
         self._db: Any = None
         self._owner, self._epoch = "", 0
+        self._json_columns: dict[str, str] = {}
+        """Column -> type of those that hold JSON, such as ``jsonb`` or ``json[]``."""
 
     def open(self, conf: Mapping[str, Any], owner: str) -> int | None:
         """Connect. The end of an earlier transaction of the owner is waited for, at most ten seconds."""
         with client_library("postgres"):
             import psycopg
-            from psycopg.types.json import Jsonb
+            from psycopg.types.json import Json, Jsonb
         self._psycopg, self._json = psycopg, Jsonb
+        self._json_wrappers = (Json, Jsonb)
         self._db = psycopg.connect(**{**_SETTINGS, **client_settings(conf, self._prefix)}, autocommit=True)
         self._owner = owner
+        self._json_columns = self._read_json_columns()
         if not owner:
             return None
         with self._db.transaction():
@@ -71,12 +101,14 @@ class PostgresSink:
             try:
                 write_or_reject(rows, lambda part: self._insert(cursor, part, part is rows), self._is_of_row)
             except Rejected as refused:
+                self._check_json_columns()
                 self._spare(cursor, rows, refused.rows)
                 misfits = [why for why in refused.rows.values() if why.startswith(_MISFITS)]
                 if len(misfits) == len(rows) >= _MANY:
                     # If none of them fits, it is the table.
                     raise Unavailable(f"no row of a batch fits {self._table}: {misfits[0]}") from None
                 raise
+            self._check_json_columns()
 
     def _spare(self, cursor: Any, rows: Sequence[Row], refused: dict[int, str]) -> None:
         """Take out the rows that were refused only for want of a later one."""
@@ -116,21 +148,91 @@ class PostgresSink:
         with self._db.transaction():
             for columns, same in groupby(rows, lambda row: tuple(row.values)):
                 names = [*columns, *(name for name in key if name == _RECORD_ID and name not in columns)]
-                lines = [[self._value(row, name) for name in names] for row in same]
+                types = {name: self._json_type(name) for name in names}
+                lines = [[self._value(row, name, column_type) for name, column_type in types.items()] for row in same]
                 cursor.executemany(self._statement(names, key), lines)
             # What the commit would refuse. A row may need a later one: parts are checked only if all rows fail.
             self._checks = self._checks or whole
             if self._checks:
                 self._db.execute("set constraints all immediate; set constraints all deferred")
 
-    def _value(self, row: Row, name: str) -> Any:
+    def _value(self, row: Row, name: str, column_type: str | None) -> Any:
         if name not in row.values and row.id is None:
             raise InvalidRequest(
                 f"rows for {self._table} have no id, so that a repeated one would be there twice: set record_id of the "
                 "bolt, or the key of the sink to the columns of a unique constraint"
             )
         value = row.values.get(name, row.id)
-        return self._json(value) if isinstance(value, dict) else value
+        try:
+            if column_type is not None:
+                return self._json_parameter(value, column_type)
+            if isinstance(value, dict):
+                # For the errors: psycopg would make text of a key that is a number.
+                json_text(value)
+                return self._json(value)
+        except NoJsonForm as error:
+            kind = f" ({column_type})" if column_type else ""
+            raise ValueError(f'column "{name}"{kind} of {self._table}: {error}') from None
+        return value
+
+    def _json_parameter(self, value: Any, column_type: str) -> Any:
+        """Text, or a list of texts, which the statement casts to the type of the column."""
+        if value is None:
+            return None
+        if not column_type.endswith("[]"):
+            return self._json_text(value)
+        if not isinstance(value, list | tuple):
+            reason = f"an array takes a list, and the value is of type {type_name(value)}"
+            raise NoJsonForm(f"{reason}: put it into a list")
+        elements: list[str | None] = []
+        for index, element in enumerate(value):
+            try:
+                elements.append(None if element is None else self._json_text(element))
+            except NoJsonForm as error:
+                error.path = f"[{index}]{error.path}"
+                raise
+        return elements
+
+    def _json_text(self, value: Any) -> str:
+        """JSON text of a value. In psycopg's wrappers ``None`` is null of JSON."""
+        if not isinstance(value, self._json_wrappers):
+            return json_text(value)
+        if value.dumps is None:
+            return json_text(value.obj)
+        text = value.dumps(value.obj)
+        return text.decode() if isinstance(text, bytes) else text
+
+    def _read_json_columns(self) -> dict[str, str]:
+        """Types of the columns that hold JSON; none if the table does not exist."""
+        sql = self._psycopg.sql
+        table = sql.Identifier(*self._table.split(".")).as_string(self._db)
+        return dict(self._db.execute(_JSON_COLUMNS, [table]).fetchall())
+
+    def _check_json_columns(self) -> None:
+        """Read the types again, now that the rows' lock on the table keeps them as they are.
+
+        If another session has changed them, :class:`Retry`: the values were made for other types.
+        """
+        json_columns = self._read_json_columns()
+        if json_columns != self._json_columns:
+            self._json_columns = json_columns
+            raise Retry(0.1, f"the columns of {self._table} have changed")
+
+    def _json_type(self, name: Any) -> str | None:
+        """The type of a column that holds JSON; ``None`` for any other column."""
+        if not isinstance(name, str):
+            # The statement refuses it, with its row.
+            return None
+        column = name.encode("utf-8", "replace")[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
+        return self._json_columns.get(column)
+
+    def _placeholder(self, name: str) -> Any:
+        sql = self._psycopg.sql
+        column_type = self._json_type(name)
+        if column_type is None:
+            return sql.Placeholder()
+        # Without a cast a list of texts is text[], which the server does not convert.
+        return sql.SQL("{}::pg_catalog." + column_type).format(sql.Placeholder())
 
     def _statement(self, names: Sequence[str], key: Sequence[str]) -> Any:
         sql = self._psycopg.sql
@@ -138,5 +240,6 @@ class PostgresSink:
         action = "do update set {4}" if rest else "do nothing"
         text = "insert into {0} ({1}) values ({2})" + (f" on conflict ({{3}}) {action}" if key else "")
         columns, ids = (map(sql.Identifier, each) for each in (names, key))
-        lists = (columns, [sql.Placeholder()] * len(names), ids, rest)
+        placeholders = [self._placeholder(name) for name in names]
+        lists = (columns, placeholders, ids, rest)
         return sql.SQL(text).format(sql.Identifier(*self._table.split(".")), *map(sql.SQL(", ").join, lists))

@@ -12,14 +12,28 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from storm_dagster.connectors import FileSink, KafkaSink, PostgresSink, Rejected, Row
+from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
+from storm_dagster.connectors import (
+    FileSink,
+    KafkaSink,
+    KafkaSource,
+    PostgresSink,
+    Rejected,
+    Row,
+    SinkBolt,
+    SourceRecord,
+    SourceSpout,
+)
 from storm_dagster.model.errors import MissingPart, Unavailable
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
+from storm_rigs.kafka import KafkaRig
 from storm_rigs.sink_rig import SinkRig
 from storm_rigs.worker_rig import free_port
 
@@ -83,6 +97,150 @@ def test_rows_become_messages(broker: str, request: pytest.FixtureRequest, topic
     sink.close()
     assert sorted(value["n"] for _, value in messages(bootstrap, topic)) == list(range(500))
     assert (b"7", {"n": 7}) in messages(bootstrap, topic)
+
+
+KEYS: list[bytes | None] = [None, b"", b"ann", b"None", b"b'ann'", b"\xff\x00\x80", "é".encode(), b"7", b"x" * 5000]
+
+
+class Records(SourceSpout):
+    outputs = ["key", "value"]
+
+    def values(self, record: SourceRecord) -> list[Any]:
+        return [record.key, record.value]
+
+
+class Copied(SinkBolt):
+    batch_secs = 0.1
+
+
+def copy_of(source: str, target: str) -> type[Topology]:
+    """A topology that copies a topic by the product's own source and sink."""
+    sink = KafkaSink(target, key="key", value=lambda row: row["value"])
+    # Tasks import the classes by their names.
+    globals()["Records"] = spout = type("Records", (Records,), {"source": KafkaSource(source), "__module__": __name__})
+    globals()["Copied"] = bolt = type("Copied", (Copied,), {"sink": sink, "__module__": __name__})
+
+    class Copy(Topology):
+        records = spout.spec(par=2)
+        copied = bolt.spec(inputs=[records], par=2)
+
+    return Copy
+
+
+def test_a_topic_that_is_copied_has_the_keys_of_the_original() -> None:
+    rig = KafkaRig()
+    source, target = rig.topic(), rig.topic()
+    producer = Producer(rig.conf)
+    for number in range(90):
+        producer.produce(source, value=b"%d" % number, key=KEYS[number % len(KEYS)])
+    assert producer.flush(30) == 0
+    conf = {"kafka.bootstrap.servers": rig.bootstrap, "kafka.log_level": 0}
+    with TopologyHarness(copy_of(source, target), conf=conf) as harness:
+
+        def is_copied() -> bool:
+            harness.engine.run(harness.shared.clock())
+            return sum(rig.ends(target).values()) >= 90
+
+        eventually(is_copied, 60, "all records are copied", interval=0.01, ignore=(KafkaException,))
+        assert harness.errors == []
+    original = sorted(messages(rig.bootstrap, source), key=str)
+    assert sorted(messages(rig.bootstrap, target), key=str) == original
+    assert {key for key, _ in original} == set(KEYS)
+    rig.close()
+
+
+class Orders(Spout):
+    outputs = ["customer", "n"]
+
+
+class Stored(SinkBolt):
+    batch_rows = 50
+
+
+class Note(Bolt):
+    rows: ClassVar[list[Any]] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.rows.append(tup.values)
+
+
+def test_a_row_with_a_key_of_another_type_is_rejected_and_those_beside_it_are_sent() -> None:
+    rig = KafkaRig()
+    topic = rig.topic()
+    globals()["Stored"] = bolt = type(
+        "Stored", (Stored,), {"sink": KafkaSink(topic, key="customer"), "__module__": __name__}
+    )
+
+    class Storing(Topology):
+        orders = Orders.spec()
+        stored = bolt.spec(inputs=[orders])
+        note = Note.spec(inputs={stored["rejected"]: Grouping.GLOBAL})
+
+    Note.rows.clear()
+    keys = ["ann", 7, None, True, 1.5, ["a"], {"a": 1}]
+    orders = [[keys[n % len(keys)], n] for n in range(70)]
+    conf = {"kafka.bootstrap.servers": rig.bootstrap, "kafka.log_level": 0}
+    with TopologyHarness(Storing, {"orders": orders}, conf=conf) as harness:
+
+        def is_finished() -> bool:
+            harness.engine.run(harness.shared.clock())
+            return len(Note.rows) >= 40 and sum(rig.ends(topic).values()) >= 30
+
+        eventually(is_finished, 60, "each row is sent or rejected", interval=0.01, ignore=(KafkaException,))
+    sent = sorted((value["n"], key) for key, value in messages(rig.bootstrap, topic))
+    kept = {0: b"ann", 1: b"7", 2: None}
+    assert sent == [(n, kept[n % 7]) for n in range(70) if n % 7 in kept]
+    assert sorted(row["n"] for row, _ in Note.rows) == [n for n in range(70) if n % 7 not in kept]
+    kinds = {3: "bool", 4: "float", 5: "list", 6: "dict"}
+    for row, reason in Note.rows:
+        assert f"the key 'customer' is of type {kinds[row['n'] % 7]}, and a key is bytes, text" in reason
+    rig.close()
+
+
+def test_a_row_without_the_field_of_the_key_is_rejected_with_its_fields(mock: str) -> None:
+    sink = KafkaSink("t", key="customer")
+    sink.open({"kafka.bootstrap.servers": mock}, "")
+    with pytest.raises(Rejected) as refused:
+        sink.write([Row({"customer": "ann"}), Row({"n": 1, "m": 2})], 1)
+    sink.close()
+    assert list(refused.value.rows) == [1]
+    assert "no field 'customer' for the key of its message, only: n, m: add the field" in refused.value.rows[1]
+
+
+@real
+@pytest.mark.parametrize("is_once", [False, True], ids=["at least once", "exactly once"])
+@pytest.mark.parametrize("keyed", [4, 50_000])
+def test_a_compacted_topic_refuses_rows_without_a_key_alone(is_once: bool, keyed: int, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": REAL})
+    compacted = f"{topic}-compacted"
+    admin.create_topics([NewTopic(compacted, 2, 1, config={"cleanup.policy": "compact"})])[compacted].result(30)
+    conf = {"kafka.bootstrap.servers": REAL, "kafka.log_level": 0}
+    owner = f"wc/table/{topic}" if is_once else ""
+    sink = KafkaSink(compacted, key="k")
+    assert sink.open(conf, owner) == (0 if is_once else None)
+    rows = [Row({"k": n, "n": n}) for n in range(keyed)]
+    # In front, so that a large batch is not sent in full when the broker refuses it.
+    rows[1:1] = [Row({"k": None, "n": -1}), Row({"k": None, "n": -2})]
+    for _ in range(10):
+        # As a SinkBolt does it: without refused rows, and with a new connection after an error.
+        try:
+            sink.write(rows, 1)
+            break
+        except Rejected as refused:
+            assert {rows[at].values["k"] for at in refused.rows} == {None}
+            for reason in refused.rows.values():
+                assert "refuses a message without a key" in reason and "set key of the KafkaSink" in reason
+            rows = [row for at, row in enumerate(rows) if at not in refused.rows]
+        except Unavailable as error:
+            assert is_once and "waits for a new producer" in str(error)
+            sink.close()
+            assert sink.open(conf, owner) == 0
+    sink.close()
+    sent = [(value["n"], key) for key, value in messages(REAL, compacted)]
+    assert set(sent) == {(n, b"%d" % n) for n in range(keyed)}
+    # At least once: the other partition has had its messages of the first batch.
+    assert not is_once or len(sent) == keyed
+    admin.delete_topics([compacted])[compacted].result(30)
 
 
 def test_a_batch_is_larger_than_the_queue_of_the_client(mock: str, topic: str) -> None:
