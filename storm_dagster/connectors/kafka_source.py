@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from threading import Event, Thread
@@ -24,8 +23,8 @@ from storm_dagster.connectors.kafka_positions import (
     position_metadata,
     start_position,
     topic_id_in,
-    topic_id_text,
 )
+from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
 from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
@@ -40,8 +39,6 @@ _OURS = {
     "auto.offset.reset": "error",
 }
 _ASK_SECS, _CLOSE_SECS = 10.0, 0.05
-_TOPIC_ID_SECS = 2.0
-"""Longest wait for the ids of topics: later than that they are unknown until the next question."""
 _STALE_SECS = 1.0
 """Time without a read, after which librdkafka may fetch nothing more, and learn of no new end of a partition."""
 _AWAY = ("_ALL_BROKERS_DOWN", "_TRANSPORT", "_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "REQUEST_TIMED_OUT")
@@ -87,7 +84,6 @@ class KafkaSource(Source):
         """Make the consumer, which connects by itself."""
         with client_library("kafka"):
             import confluent_kafka
-            from confluent_kafka.admin import AdminClient
         self._kafka = confluent_kafka
         settings = client_settings(conf, "kafka.")
         if "bootstrap.servers" not in settings:
@@ -122,15 +118,6 @@ class KafkaSource(Source):
         self._may_write = context.may_write
         self._wanted: dict[str, int] = {}
         self._stored: dict[str, CommittedPosition] = {}
-        self._topic_ids: dict[str, str] = {}
-        """Topic -> its id, as brokers gave it last."""
-        self._replaced_ids: set[str] = set()
-        """Ids of topics that were deleted. A broker that is behind the others may still answer them."""
-        self._topic_ids_asked = False
-        """Whether the newest question about topic ids was answered, perhaps without an id."""
-        self._topic_ids_given = False
-        """Whether its answer had an id."""
-        self._topic_ids_answer: Future[dict[str, str]] | None = None
         self._read_ids: dict[str, str] = {}
         """Partition -> id of the topic in which its position counts."""
         self._interrupted: dict[str, CommittedPosition] = {}
@@ -146,8 +133,7 @@ class KafkaSource(Source):
         self._consumer = confluent_kafka.Consumer({**defaults, **settings, **_OURS, **on_error})
         # Calls of one client wait for each other.
         self._asker = confluent_kafka.Consumer({**defaults, **settings, **_OURS, "log_level": 0})
-        # Of the clients only this one is given the ids of topics.
-        self._admin: Any = AdminClient({**defaults, **settings, "log_level": 0})
+        self._topic_ids = TopicIds(confluent_kafka, {**defaults, **settings}, self.topics)
         self._late = Event()
         """Set when the task may have another owner: then nothing is committed."""
 
@@ -160,7 +146,12 @@ class KafkaSource(Source):
 
     def _serve(self) -> None:
         """Take the answers that are there, and ask the next question."""
-        self._take_topic_ids()
+        was_answered = self._topic_ids.is_answered
+        if self._topic_ids.take():
+            self._on_topic_ids()
+            if not was_answered:
+                # Partitions wait for it.
+                self._next_lookup = 0.0
         if self._answer is not None and self._answer[1].done():
             (_, future, then), self._answer = self._answer, None
             try:
@@ -186,52 +177,10 @@ class KafkaSource(Source):
 
     # -- ids of topics --------------------------------------------------------------------------------------
 
-    def _ask_topic_ids(self) -> None:
-        """Ask for the ids of the topics, beside the other questions: a cluster may be without a controller for long."""
-        if self._topic_ids_answer is None:
-            self._topic_ids_answer = in_thread("kafka-topic-ids", self._read_topic_ids)
-
-    def _read_topic_ids(self) -> dict[str, str]:
-        """Topic -> id, of those whose id brokers give within 2 s; it waits."""
-        topics = self._kafka.TopicCollection(sorted(set(self.topics)))
-        topic_ids: dict[str, str] = {}
-        # Unknown is no error: the question about the partitions reports what is wrong with a topic.
-        with suppress(self._kafka.KafkaException):
-            answers = self._admin.describe_topics(topics, request_timeout=_TOPIC_ID_SECS)
-            for topic, answer in answers.items():
-                with suppress(self._kafka.KafkaException):
-                    topic_id = topic_id_text(answer.result().topic_id)
-                    if topic_id is not None:
-                        topic_ids[topic] = topic_id
-        return topic_ids
-
-    def _take_topic_ids(self) -> None:
-        """Take the ids of the topics, if they are there."""
-        answer = self._topic_ids_answer
-        if answer is None or not answer.done():
-            return
-        self._topic_ids_answer = None
-        if not self._topic_ids_asked:
-            # Partitions wait for it.
-            self._topic_ids_asked = True
-            self._next_lookup = 0.0
-        try:
-            self._on_topic_ids(answer.result())
-        except Exception as error:
-            self._errors.append(self._readable(error))
-
-    def _on_topic_ids(self, topic_ids: Mapping[str, str]) -> None:
+    def _on_topic_ids(self) -> None:
         """Interrupt the reading of partitions whose topic was deleted and created again."""
-        self._topic_ids_given = bool(topic_ids)
-        for topic, topic_id in topic_ids.items():
-            if topic_id in self._replaced_ids:
-                continue
-            before = self._topic_ids.get(topic)
-            if before is not None and before != topic_id:
-                self._replaced_ids.add(before)
-            self._topic_ids[topic] = topic_id
         for name in [*self._assigned, *self._waiting]:
-            current_id = self._topic_ids.get(_topic_of(name))
+            current_id = self._topic_ids.of(_topic_of(name))
             if is_recreated(self._read_ids.get(name), current_id):
                 self._interrupt(name)
                 self._recreated.add(name)
@@ -244,7 +193,9 @@ class KafkaSource(Source):
     def _interrupt(self, name: str) -> None:
         """Read no more of a partition until its position was asked for again; what librdkafka has of it is discarded."""
         if name in self._wanted:
-            self._interrupted[name] = CommittedPosition(self._wanted[name], self._read_ids.get(name))
+            stored = self._stored.get(name)
+            offset = self._wanted[name] if stored is None else stored.offset
+            self._interrupted[name] = CommittedPosition(offset, self._read_ids.get(name))
         if name in self._assigned:
             self._consumer.incremental_unassign([self._at(name)])
         self._assigned.discard(name)
@@ -267,7 +218,7 @@ class KafkaSource(Source):
             self._consumer.poll(0)
             if self._errors:
                 raise self._errors.pop()
-        self._ask_topic_ids()
+        self._topic_ids.ask()
         self._ask(
             "partitions",
             lambda: [self._asker.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
@@ -323,12 +274,12 @@ class KafkaSource(Source):
         """Read a partition from the position that ``_read_position`` gave while its topic had the id ``asked_id``."""
         if name not in self._waiting:
             return
-        topic_id = self._topic_ids.get(_topic_of(name))
+        topic_id = self._topic_ids.of(_topic_of(name))
         if name in self._recreated or topic_id != asked_id:
             # The answer may be about the topic before.
             self._next_lookup = 0.0
             return
-        if not self._topic_ids_asked:
+        if not self._topic_ids.is_answered:
             return
         stored, first, end, start = position
         self._ends[name] = end
@@ -362,10 +313,10 @@ class KafkaSource(Source):
         """What librdkafka has fetched."""
         self._serve()
         self._read_at = time.monotonic()
-        if self._waiting and self._topic_ids_asked and (now := time.monotonic()) >= self._next_lookup:
+        if self._waiting and self._topic_ids.is_answered and (now := time.monotonic()) >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
             for name in filter(self._waiting.__contains__, self._known or ()):
-                then = partial(self._begin, name, self._topic_ids.get(_topic_of(name)))
+                then = partial(self._begin, name, self._topic_ids.of(_topic_of(name)))
                 self._ask(f"position of {name}", partial(self._read_position, name), then)
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
@@ -385,9 +336,7 @@ class KafkaSource(Source):
             elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned:
                 # The reader was overtaken by retention, or the topic is a new one: its id says which.
                 self._interrupt(name)
-                if self._topic_ids_given:
-                    self._topic_ids_asked = False
-                    self._ask_topic_ids()
+                self._topic_ids.ask_again()
             else:
                 self._errors.append(self._readable(error))
         found += self._errors
@@ -410,7 +359,7 @@ class KafkaSource(Source):
         changed = {name: position for name, position in positions.items() if self._stored.get(name) != position}
         if changed:
             # A close cannot wait: its positions carry the id of their topic.
-            checks_ids = self._topic_ids_given and not self._closed
+            checks_ids = self._topic_ids.is_given and not self._closed
             self._ask("commit", partial(self._send_commit, changed, checks_ids), self._on_sent)
             self._serve()
 
@@ -419,7 +368,7 @@ class KafkaSource(Source):
     ) -> tuple[Mapping[str, str] | None, Sequence[Any]]:
         """Commit positions, but none in a topic that was deleted; it waits. (ids of the topics if they were asked for,
         committed offsets)"""
-        topic_ids = self._read_topic_ids() if checks_ids else None
+        topic_ids = self._topic_ids.read() if checks_ids else None
         current_ids = topic_ids or {}
         offsets: list[Any] = []
         for name, position in positions.items():
@@ -433,7 +382,8 @@ class KafkaSource(Source):
     def _on_sent(self, answer: tuple[Mapping[str, str] | None, Sequence[Any]]) -> None:
         topic_ids, offsets = answer
         if topic_ids is not None:
-            self._on_topic_ids(topic_ids)
+            self._topic_ids.update(topic_ids)
+            self._on_topic_ids()
         self._on_commit(offsets)
 
     def _on_commit(self, offsets: Sequence[Any]) -> None:
@@ -452,7 +402,7 @@ class KafkaSource(Source):
         if position is None:
             return None
         # Of a topic that was created again nothing is finished.
-        return 0 if is_recreated(position.topic_id, self._topic_ids.get(_topic_of(name))) else position.offset
+        return 0 if is_recreated(position.topic_id, self._topic_ids.of(_topic_of(name))) else position.offset
 
     def lag(self) -> Mapping[str, Lag]:
         """Records after the committed offset, by the newest ends that are known."""
@@ -495,9 +445,7 @@ class KafkaSource(Source):
                 stored.set()
                 self._asker.close()
                 self._consumer.close()
-                if self._topic_ids_answer is not None:
-                    wait([self._topic_ids_answer])
-                self._admin = None
+                self._topic_ids.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()
         if not stored.wait(_CLOSE_SECS):

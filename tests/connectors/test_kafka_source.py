@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from storm_dagster.api import Bolt, Spout, Topology, Tuple
-from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, kafka_source, source_spout
+from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, kafka_source, kafka_topic_ids, source_spout
 from storm_dagster.connectors.kafka_positions import position_metadata
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaSource, "refresh_secs", 0.3)
     if not REAL:
         # Librdkafka's brokers give no ids, however long a client waits.
-        monkeypatch.setattr(kafka_source, "_TOPIC_ID_SECS", 0.1)
+        monkeypatch.setattr(kafka_topic_ids, "_ANSWER_SECS", 0.1)
 
 
 class Use(Bolt):
@@ -379,7 +379,7 @@ def new_records() -> set[int]:
 
 
 def committed_metadata(kafka: KafkaRig, topic: str) -> set[str]:
-    return {position.metadata for position in kafka.offsets(GROUP, topic)}
+    return {str(position.metadata) for position in kafka.offsets(GROUP, topic)}
 
 
 @needs_ids
@@ -517,8 +517,9 @@ def test_a_topic_with_another_id_is_read_anew_under_that_id(kafka: KafkaRig) -> 
     current_ids = {topic: first_id}
 
     class WithIds(KafkaSource):
-        def _read_topic_ids(self) -> dict[str, str]:
-            return dict(current_ids)
+        def open(self, conf: Any, context: Any) -> None:
+            super().open(conf, context)
+            self._topic_ids.read = lambda: dict(current_ids)
 
     with harness_of(kafka, reading(topic, body={"source": WithIds(topic, on_lost="earliest")})) as harness:
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
