@@ -1,7 +1,8 @@
-"""Positions in partitions of Kafka: the topic that each one counts in, and where reading begins. Pure.
+"""Positions in Kafka's partitions: the topic of each, and where reading begins.
 
-An offset is only a number. A topic that is deleted and created again has the same numbers for other records, and another
-id: so the id of the topic is stored with each committed offset, in the metadata beside the name of the task.
+An offset is only a number. A topic that is deleted and created again has the same numbers for
+other records, and another id. So the id of the topic is stored with each committed offset, in the
+metadata beside the name of the task. All functions are pure.
 """
 
 import re
@@ -15,7 +16,7 @@ _NO_TOPIC_ID = "A" * 22
 
 
 class CommittedPosition(msgspec.Struct, frozen=True):
-    """An offset before which all records are finished, and the topic in which it counts."""
+    """Offset before which all records are finished, and its topic."""
 
     offset: int
     topic_id: str | None = None
@@ -32,24 +33,24 @@ class StartPosition(msgspec.Struct, frozen=True):
 
 
 def topic_id_text(topic_id: object) -> str | None:
-    """Id of a topic as Kafka's own tools print it; ``None`` if the broker gave none."""
+    """Id of a topic as Kafka's tools print it; ``None`` if the broker gave none."""
     text = str(topic_id or "").replace("+", "-").replace("/", "_")
     return None if text in ("", _NO_TOPIC_ID) else text
 
 
 def position_metadata(task: str, topic_id: str | None) -> str:
-    """Metadata of a committed offset: the name of the task, and the topic's id if it is known."""
+    """Metadata of a committed offset: the task, and the topic's id if known."""
     return task if topic_id is None else f"{task} topic_id={topic_id}"
 
 
 def topic_id_in(metadata: str | None) -> str | None:
-    """Topic id in the metadata of a committed offset; ``None`` if another program or release wrote it."""
+    """Topic id in an offset's metadata; ``None`` in that of other programs."""
     match = _TOPIC_ID_IN_METADATA.search(metadata or "")
     return match.group(1) if match else None
 
 
 def is_recreated(topic_id: str | None, current_id: str | None) -> bool:
-    """True if a topic of ``topic_id`` was deleted and created again. An id that is unknown says nothing."""
+    """True if the topic was created again. ``None`` is an unknown id, which says nothing."""
     return topic_id is not None and current_id is not None and topic_id != current_id
 
 
@@ -62,10 +63,12 @@ def start_position(
     start: Literal["earliest", "latest"] | int,
     on_lost: Literal["stop", "earliest", "latest"],
 ) -> StartPosition:
-    """Decide where the reading of a partition begins, whose records from ``first`` to before ``end`` exist.
+    """Decide where the reading of a partition begins.
 
-    Without a committed position at ``start``. A committed position is lost if it belongs to a topic of another id than
-    ``current_id``, or if its record does not exist any longer; then ``on_lost`` decides."""
+    Its records from ``first`` to before ``end`` exist. Without a committed position, reading begins
+    at ``start``. A committed position is lost if it belongs to a topic of another id than
+    ``current_id``, or if its record was deleted; then ``on_lost`` decides.
+    """
     ends = {"earliest": first, "latest": end}
     if committed is None:
         return StartPosition(ends[start] if isinstance(start, str) else start)
@@ -83,7 +86,7 @@ def start_position(
 
 
 def describe_stop(name: str, committed: CommittedPosition, reason: str) -> str:
-    """Error text of a partition that stands still because its committed position is lost."""
+    """Error text of a partition that stands still: its position is lost."""
     return (
         f"{name} stands still: its committed position {committed.offset} is lost, {reason}. Set on_lost of its source "
         'to "earliest" or "latest" to go on there, or commit another position (kafka-consumer-groups --reset-offsets)'
@@ -91,6 +94,6 @@ def describe_stop(name: str, committed: CommittedPosition, reason: str) -> str:
 
 
 def describe_restart(name: str, offset: int, committed: CommittedPosition, reason: str, on_lost: str) -> str:
-    """Error text of a partition that goes on elsewhere because its committed position is lost."""
+    """Error text of a partition that goes on elsewhere: its position is lost."""
     lost = f"its committed position {committed.offset} was lost, {reason}"
     return f"{name} goes on at {offset}: {lost}; on_lost is {on_lost}"

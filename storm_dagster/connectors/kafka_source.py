@@ -1,8 +1,8 @@
 """Topics of Kafka as a source, read on the worker's loop: no call there waits for a broker.
 
 Tasks are assigned partitions by their index, without a consumer group's protocol: leases say already who reads. Positions
-are committed as offsets of the group, so that Kafka's own tools see them. An offset counts in one topic only: when a topic
-was deleted and created again, which its id shows, the position is lost (:mod:`kafka_positions`).
+are committed as offsets of the group, so that Kafka's own tools see them. An offset counts in one
+topic only: when a topic was deleted and created again, which its id shows, the position is lost.
 """
 
 import logging
@@ -48,9 +48,9 @@ class KafkaSource(Source):
     """All partitions of one or several topics, named ``topic[0]`` and so on.
 
     ``start``: where a partition begins that has no committed offset: ``"earliest"``, ``"latest"``, or a time (ISO 8601, UTC
-    unless it says otherwise). ``on_lost``: what happens when the committed offset is not there any more, or is one of a
-    topic that was deleted and created again: ``"stop"`` reports it and reads the other partitions, else ``"earliest"`` or
-    ``"latest"``.
+    unless it says otherwise). ``on_lost``: what happens when the committed offset is lost, because
+    its record was deleted, or its topic was deleted and created again: ``"stop"`` reports it and
+    reads the other partitions, else ``"earliest"`` or ``"latest"``.
 
     Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least ``kafka.bootstrap.servers``. The group
     is ``kafka.group.id``, by default ``<topology>.<component>``. A task fetches at most 16 MiB and two answers
@@ -178,7 +178,7 @@ class KafkaSource(Source):
     # -- ids of topics --------------------------------------------------------------------------------------
 
     def _on_topic_ids(self) -> None:
-        """Interrupt the reading of partitions whose topic was deleted and created again."""
+        """Interrupt partitions whose topic was deleted and created again."""
         for name in [*self._assigned, *self._waiting]:
             current_id = self._topic_ids.of(_topic_of(name))
             if is_recreated(self._read_ids.get(name), current_id):
@@ -191,7 +191,10 @@ class KafkaSource(Source):
                 self._read_ids[name] = current_id
 
     def _interrupt(self, name: str) -> None:
-        """Read no more of a partition until its position was asked for again; what librdkafka has of it is discarded."""
+        """Read no more of a partition until its position was asked for again.
+
+        What librdkafka has fetched of it is discarded.
+        """
         if name in self._wanted:
             stored = self._stored.get(name)
             offset = self._wanted[name] if stored is None else stored.offset
@@ -204,7 +207,10 @@ class KafkaSource(Source):
         self._next_lookup = 0.0
 
     def recreated(self) -> Collection[str]:
-        """Partitions of topics that were deleted and created again; they are read again only after this call."""
+        """Partitions whose topic was deleted and created again.
+
+        They are read again only after this call.
+        """
         names = self._recreated
         self._recreated = set()
         return names
@@ -271,7 +277,10 @@ class KafkaSource(Source):
         return committed, first, end, start
 
     def _begin(self, name: str, asked_id: str | None, position: tuple[CommittedPosition | None, int, int, Any]) -> None:
-        """Read a partition from the position that ``_read_position`` gave while its topic had the id ``asked_id``."""
+        """Read a partition from the position that ``_read_position`` returned.
+
+        ``asked_id``: id of its topic when the position was asked for.
+        """
         if name not in self._waiting:
             return
         topic_id = self._topic_ids.of(_topic_of(name))
@@ -287,7 +296,7 @@ class KafkaSource(Source):
             self._stored.pop(name, None)
         else:
             self._stored[name] = stored
-        # Kafka deletes the offsets of a group with their topic: what was read then is known here only.
+        # Kafka deletes the offsets of a group with their topic; the last one is here.
         committed = stored or self._interrupted.get(name)
         begin = start_position(committed, topic_id, first, end, start=start, on_lost=self.on_lost)
         if begin.offset is None:
@@ -366,8 +375,10 @@ class KafkaSource(Source):
     def _send_commit(
         self, positions: Mapping[str, CommittedPosition], checks_ids: bool
     ) -> tuple[Mapping[str, str] | None, Sequence[Any]]:
-        """Commit positions, but none in a topic that was deleted; it waits. (ids of the topics if they were asked for,
-        committed offsets)"""
+        """Commit positions, but none of a topic that was deleted; it waits.
+
+        Returns the ids of the topics, ``None`` if not asked for, and the committed offsets.
+        """
         topic_ids = self._topic_ids.read() if checks_ids else None
         current_ids = topic_ids or {}
         offsets: list[Any] = []
@@ -397,11 +408,11 @@ class KafkaSource(Source):
                 self._stored.pop(name, None)
 
     def _committed_offset(self, name: str) -> int | None:
-        """Offset in the present topic before which all is finished; ``None``: unknown."""
+        """Offset in the current topic before which all is finished; ``None``: unknown."""
         position = self._stored.get(name) or self._interrupted.get(name)
         if position is None:
             return None
-        # Of a topic that was created again nothing is finished.
+        # Of a topic that was created again no record is finished.
         return 0 if is_recreated(position.topic_id, self._topic_ids.of(_topic_of(name))) else position.offset
 
     def lag(self) -> Mapping[str, Lag]:

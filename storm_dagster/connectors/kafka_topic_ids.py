@@ -1,4 +1,7 @@
-"""Ids of Kafka's topics, asked for in a thread: a topic that is deleted and created again has another one."""
+"""Ids of Kafka's topics, asked for in a thread.
+
+A topic that is deleted and created again has another id.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -13,9 +16,11 @@ _ANSWER_SECS = 2.0
 
 
 class TopicIds:
-    """Ids of the topics of one task. Only :meth:`read` waits; it is safe in any thread, the rest in one.
+    """Ids of the topics of one task.
 
-    Ids may stay unknown: brokers before Kafka 2.8 have none, and a cluster without a controller gives none."""
+    Only :meth:`read` waits, and may be called in any thread; the rest is called in one. Ids may stay
+    unknown: brokers before Kafka 2.8 have none, and a cluster without a controller gives none.
+    """
 
     def __init__(self, kafka: Any, settings: Mapping[str, Any], topics: Sequence[str]) -> None:
         """``kafka``: the module of the client library."""
@@ -27,7 +32,7 @@ class TopicIds:
         self._topics = sorted(set(topics))
         self._ids: dict[str, str] = {}
         self._replaced: set[str] = set()
-        """Ids of topics that were deleted. A broker that is behind the others may still give them."""
+        """Ids of topics that were deleted. A broker that is behind may still give them."""
         self._answer: Future[dict[str, str]] | None = None
         self.is_answered = False
         """Whether the newest question was answered, perhaps without an id."""
@@ -44,7 +49,7 @@ class TopicIds:
             self._answer = in_thread("kafka-topic-ids", self.read)
 
     def ask_again(self) -> None:
-        """Ask, and count as unanswered until then. Nothing changes if brokers give no ids."""
+        """Ask, and count as unanswered until then, if brokers give ids at all."""
         if self.is_given:
             self.is_answered = False
             self.ask()
@@ -52,7 +57,7 @@ class TopicIds:
     def read(self) -> dict[str, str]:
         """Topic -> id, of those whose id brokers give within 2 s; it waits."""
         topic_ids: dict[str, str] = {}
-        # Unknown is not an error: the question about the partitions reports what is wrong with a topic.
+        # Unknown is not an error: the question about partitions reports faults of a topic.
         with suppress(self._kafka.KafkaException):
             topics = self._kafka.TopicCollection(self._topics)
             answers = self._admin.describe_topics(topics, request_timeout=_ANSWER_SECS)

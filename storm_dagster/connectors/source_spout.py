@@ -159,7 +159,10 @@ class SourceSpout(Spout):
         self._source.nack([one.record.handle for one in self._tracker.release(name) if one.record.handle is not None])
 
     def _drop_recreated(self) -> None:
-        """Drop the records of partitions that were deleted and created again: their positions count there no longer."""
+        """Drop the records of partitions that were deleted and created again.
+
+        Their positions count there no longer.
+        """
         for name in self._source.recreated():
             if name in self._tracker.partitions:
                 self._release(name)

@@ -51,8 +51,11 @@ class Source(Protocol):
         ...
 
     def recreated(self) -> Collection[str]:
-        """Partitions that were deleted and created again since the last call. Records that were read of them before are
-        dropped: their acks commit nothing. Called before each :meth:`read` and :meth:`commit`; this must not wait."""
+        """Partitions that were deleted and created again since the last call.
+
+        Records that were read of them before are dropped: their acks commit no position. Called
+        before each :meth:`read` and :meth:`commit`; this must not wait.
+        """
         return ()
 
     def commit(self, after: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ class SourceRecord(msgspec.Struct, frozen=True):
     handle: Any = None
     """What a queue needs to ack this record."""
     topic_id: str | None = None
-    """Kafka's id of the record's topic, another one after the topic was deleted and created again; ``None``: unknown."""
+    """Kafka's id of the topic; another one after it was deleted and created again. ``None``: unknown."""
 
 
 class PartitionEnd(msgspec.Struct, frozen=True):

@@ -5,14 +5,22 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from storm_dagster.api import Bolt, Spout, Topology, Tuple
-from storm_dagster.connectors import KafkaSource, SourceRecord, SourceSpout, kafka_source, kafka_topic_ids, source_spout
+from storm_dagster.connectors import (
+    KafkaSource,
+    SinkBolt,
+    SourceRecord,
+    SourceSpout,
+    kafka_source,
+    kafka_topic_ids,
+    source_spout,
+)
 from storm_dagster.connectors.kafka_positions import position_metadata
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, MissingPart
 from storm_dagster.testing.topology_harness import TopologyHarness
@@ -456,7 +464,7 @@ def test_open_records_of_a_deleted_topic_hold_up_nothing_and_commit_nothing(kafk
         kafka.produce(topic, NEW)
         run_until(harness, lambda: stored(harness) == kafka.ends(topic))
         assert new_records() == set(NEW)
-        # Records of the deleted topic that are finished now are nobody's position.
+        # Records of the deleted topic that are finished now are no position.
         Chokes.bad = set()
         until = time.monotonic() + 1
         run_until(harness, lambda: time.monotonic() > until)
@@ -507,6 +515,59 @@ def test_a_record_has_the_id_of_its_topic(kafka: KafkaRig) -> None:
     with harness_of(kafka, reading(topic, body=body)) as harness:
         run_until(harness, lambda: len(Use.seen) == len(OLD))
     assert Use.seen == [[kafka.topic_id(topic)]] * len(OLD)
+
+
+class Rows:
+    """A sink in memory that keeps tokens."""
+
+    assets: Sequence[str] = ()
+    written: ClassVar[list[int]] = []
+    tokens: ClassVar[dict[str, int]] = {}
+
+    def open(self, conf: Any, owner: str) -> int:
+        self.owner = owner
+        return self.tokens.get(owner, 0)
+
+    def write(self, rows: Any, token: int) -> None:
+        self.written.extend(row.values["n"] for row in rows)
+        self.tokens[self.owner] = token
+
+    def close(self) -> None:
+        pass
+
+
+class ById(SinkBolt):
+    sink = Rows()
+    exactly_once = True
+    batch_secs = 0.1
+    record_id = ["partition", "after"]
+
+
+class ByTopicAndId(ById):
+    record_id = ["partition", "after", "topic_id"]
+
+
+@needs_ids
+@pytest.mark.parametrize("bolt", [ById, ByTopicAndId])
+def test_ids_of_records_differ_between_topics_by_the_topics_id_only(kafka: KafkaRig, bolt: type[Bolt]) -> None:
+    """A sink that writes each record once takes a number of the new topic for a repeated record, without it."""
+    topic = kafka.topic()
+    kafka.produce(topic, OLD)
+    Rows.written.clear()
+    Rows.tokens.clear()
+    body = {
+        "outputs": ["n", "partition", "after", "topic_id"],
+        "values": lambda self, record: [int(record.value), record.partition, record.after, record.topic_id],
+    }
+    with harness_of(kafka, reading(topic, body=body, bolt=bolt, on_lost="earliest")) as harness:
+        run_until(harness, lambda: set(Rows.written) == set(OLD) and stored(harness) == kafka.ends(topic))
+        kafka.recreate(topic)
+        run_until(harness, lambda: len(error_texts(harness)) == 4)
+        kafka.produce(topic, NEW)
+        run_until(harness, lambda: kafka.committed(GROUP, topic) == kafka.ends(topic))
+        repeated = set(NEW[:20]) if bolt is ById else set()
+        run_until(harness, lambda: set(Rows.written) == set(OLD) | set(NEW) - repeated)
+        assert len(Rows.written) == len(set(Rows.written))
 
 
 def test_a_topic_with_another_id_is_read_anew_under_that_id(kafka: KafkaRig) -> None:
