@@ -1,7 +1,8 @@
 """Topics of Kafka as a source, read on the worker's loop: no call there waits for a broker.
 
 Tasks are assigned partitions by their index, without a consumer group's protocol: leases say already who reads. Positions
-are committed as offsets of the group, so that Kafka's own tools see them.
+are committed as offsets of the group, so that Kafka's own tools see them. An offset counts in one
+topic only: when a topic was deleted and created again, which its id shows, the position is lost.
 """
 
 import logging
@@ -14,9 +15,19 @@ from functools import partial
 from threading import Event, Thread
 from typing import Any, ClassVar, Literal, cast
 
+from storm_dagster.connectors.kafka_positions import (
+    CommittedPosition,
+    describe_restart,
+    describe_stop,
+    is_recreated,
+    position_metadata,
+    start_position,
+    topic_id_in,
+)
+from storm_dagster.connectors.kafka_topic_ids import TopicIds
 from storm_dagster.connectors.settings import assets_of, client_library, client_settings
 from storm_dagster.connectors.sources import Lag, Source
-from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord, first_position
+from storm_dagster.connectors.tracking import PartitionEnd, SourceRecord
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.futures import in_thread
 
@@ -37,8 +48,9 @@ class KafkaSource(Source):
     """All partitions of one or several topics, named ``topic[0]`` and so on.
 
     ``start``: where a partition begins that has no committed offset: ``"earliest"``, ``"latest"``, or a time (ISO 8601, UTC
-    unless it says otherwise). ``on_lost``: what happens when the committed offset is not there any more: ``"stop"`` reports
-    it and reads the other partitions, else ``"earliest"`` or ``"latest"``.
+    unless it says otherwise). ``on_lost``: what happens when the committed offset is lost, because
+    its record was deleted, or its topic was deleted and created again: ``"stop"`` reports it and
+    reads the other partitions, else ``"earliest"`` or ``"latest"``.
 
     Keys of the conf that begin with ``kafka.`` are settings of librdkafka, at least ``kafka.bootstrap.servers``. The group
     is ``kafka.group.id``, by default ``<topology>.<component>``. A task fetches at most 16 MiB and two answers
@@ -56,7 +68,7 @@ class KafkaSource(Source):
     ) -> None:
         self.topics = [topics] if isinstance(topics, str) else list(topics)
         self.assets = assets_of("kafka", *self.topics)
-        self.on_lost = on_lost
+        self.on_lost: Literal["stop", "earliest", "latest"] = on_lost
         self.start = start
         if on_lost not in ("stop", "earliest", "latest"):
             raise InvalidTopology(f'on_lost of a KafkaSource is {on_lost!r}: make it "stop", "earliest" or "latest"')
@@ -105,7 +117,13 @@ class KafkaSource(Source):
         self._paused: set[str] = set()
         self._may_write = context.may_write
         self._wanted: dict[str, int] = {}
-        self._stored: dict[str, int] = {}
+        self._stored: dict[str, CommittedPosition] = {}
+        self._read_ids: dict[str, str] = {}
+        """Partition -> id of the topic in which its position counts."""
+        self._interrupted: dict[str, CommittedPosition] = {}
+        """Partition -> position at which its reading ended, because it is lost."""
+        self._recreated: set[str] = set()
+        """Partitions of which the spout may still have records of a deleted topic."""
         self._ends: dict[str, int] = {}
         self._next_lookup = self._read_at = 0.0
         self._closed = False
@@ -115,6 +133,9 @@ class KafkaSource(Source):
         self._consumer = confluent_kafka.Consumer({**defaults, **settings, **_OURS, **on_error})
         # Calls of one client wait for each other.
         self._asker = confluent_kafka.Consumer({**defaults, **settings, **_OURS, "log_level": 0})
+        self._topic_ids = TopicIds(confluent_kafka, {**defaults, **settings}, self.topics)
+        self._late = Event()
+        """Set when the task may have another owner: then nothing is committed."""
 
     # -- questions, in a thread of their own while they last ------------------------------------------------
 
@@ -124,7 +145,13 @@ class KafkaSource(Source):
             (self._asked.appendleft if what == "commit" else self._asked.append)((what, question, then))
 
     def _serve(self) -> None:
-        """Take the answer, if it is there, and ask the next question."""
+        """Take the answers that are there, and ask the next question."""
+        was_answered = self._topic_ids.is_answered
+        if self._topic_ids.take():
+            self._on_topic_ids()
+            if not was_answered:
+                # Partitions wait for it.
+                self._next_lookup = 0.0
         if self._answer is not None and self._answer[1].done():
             (_, future, then), self._answer = self._answer, None
             try:
@@ -148,6 +175,46 @@ class KafkaSource(Source):
         topic, _, number = name[:-1].rpartition("[")
         return self._kafka.TopicPartition(topic, int(number), offset, metadata)
 
+    # -- ids of topics --------------------------------------------------------------------------------------
+
+    def _on_topic_ids(self) -> None:
+        """Interrupt partitions whose topic was deleted and created again."""
+        for name in [*self._assigned, *self._waiting]:
+            current_id = self._topic_ids.of(_topic_of(name))
+            if is_recreated(self._read_ids.get(name), current_id):
+                self._interrupt(name)
+                self._recreated.add(name)
+                self._wanted.pop(name, None)
+                self._stored.pop(name, None)
+                self._read_ids.pop(name)
+            elif current_id is not None and name in self._assigned:
+                self._read_ids[name] = current_id
+
+    def _interrupt(self, name: str) -> None:
+        """Read no more of a partition until its position was asked for again.
+
+        What librdkafka has fetched of it is discarded.
+        """
+        if name in self._wanted:
+            stored = self._stored.get(name)
+            offset = self._wanted[name] if stored is None else stored.offset
+            self._interrupted[name] = CommittedPosition(offset, self._read_ids.get(name))
+        if name in self._assigned:
+            self._consumer.incremental_unassign([self._at(name)])
+        self._assigned.discard(name)
+        self._paused.discard(name)
+        self._waiting.add(name)
+        self._next_lookup = 0.0
+
+    def recreated(self) -> Collection[str]:
+        """Partitions whose topic was deleted and created again.
+
+        They are read again only after this call.
+        """
+        names = self._recreated
+        self._recreated = set()
+        return names
+
     # -- partitions -----------------------------------------------------------------------------------------
 
     def partitions(self) -> Collection[str] | None:
@@ -157,6 +224,7 @@ class KafkaSource(Source):
             self._consumer.poll(0)
             if self._errors:
                 raise self._errors.pop()
+        self._topic_ids.ask()
         self._ask(
             "partitions",
             lambda: [self._asker.list_topics(name, timeout=_ASK_SECS) for name in self.topics],
@@ -188,10 +256,13 @@ class KafkaSource(Source):
         self._assigned -= gone
         self._waiting = mine.keys() - self._assigned
         self._wanted = {name: offset for name, offset in self._wanted.items() if name in mine}
+        self._read_ids = {name: topic_id for name, topic_id in self._read_ids.items() if name in mine}
+        self._interrupted = {name: position for name, position in self._interrupted.items() if name in mine}
+        self._recreated &= mine.keys()
         self._next_lookup = 0.0
 
-    def _read_position(self, name: str) -> tuple[str, int | None, int, int, Any]:
-        """(partition, committed offset, first, end, where to start); it waits."""
+    def _read_position(self, name: str) -> tuple[CommittedPosition | None, int, int, Any]:
+        """(committed position, first, end, where to start) of a partition; it waits."""
         consumer, start = self._asker, cast("Any", self.start)
         (one,) = consumer.committed([self._at(name)], timeout=_ASK_SECS)
         if one.error is not None:
@@ -202,22 +273,46 @@ class KafkaSource(Source):
         elif one.offset < 0 and start not in ("earliest", "latest"):
             start = consumer.offsets_for_times([self._at(name, self._start_ms)], timeout=_ASK_SECS)[0].offset
             start = end if start < 0 else start
-        return name, one.offset if one.offset >= 0 else None, first, end, start
+        committed = CommittedPosition(one.offset, topic_id_in(one.metadata)) if one.offset >= 0 else None
+        return committed, first, end, start
 
-    def _begin(self, found: tuple[str, int | None, int, int, Any]) -> None:
-        name, committed, first, end, start = found
+    def _begin(self, name: str, asked_id: str | None, position: tuple[CommittedPosition | None, int, int, Any]) -> None:
+        """Read a partition from the position that ``_read_position`` returned.
+
+        ``asked_id``: id of its topic when the position was asked for.
+        """
         if name not in self._waiting:
             return
+        topic_id = self._topic_ids.of(_topic_of(name))
+        if name in self._recreated or topic_id != asked_id:
+            # The answer may be about the topic before.
+            self._next_lookup = 0.0
+            return
+        if not self._topic_ids.is_answered:
+            return
+        stored, first, end, start = position
         self._ends[name] = end
-        if committed is not None:
-            self._stored[name] = committed
-        begin = first_position(committed, first, end, start=start, on_lost=self.on_lost, name=name)
-        if committed is not None and begin != committed:
-            why = f"its committed position {committed} was lost, and on_lost is {self.on_lost}"
-            self._errors.append(RuntimeError(f"{name} goes on at {begin}: {why}"))
+        if stored is None:
+            self._stored.pop(name, None)
+        else:
+            self._stored[name] = stored
+        # Kafka deletes the offsets of a group with their topic; the last one is here.
+        committed = stored or self._interrupted.get(name)
+        begin = start_position(committed, topic_id, first, end, start=start, on_lost=self.on_lost)
+        if begin.offset is None:
+            assert committed is not None
+            raise InvalidRequest(describe_stop(name, committed, begin.reason))
+        if committed is not None and begin.reason:
+            text = describe_restart(name, begin.offset, committed, begin.reason, self.on_lost)
+            self._errors.append(RuntimeError(text))
+        if topic_id is not None:
+            self._read_ids[name] = topic_id
+        elif committed is not None and committed.topic_id is not None:
+            self._read_ids[name] = committed.topic_id
+        self._interrupted.pop(name, None)
         # Committed at once: from now on it can be lost, and a later start begins here.
-        self._wanted[name] = begin
-        self._consumer.incremental_assign([self._at(name, begin)])
+        self._wanted[name] = begin.offset
+        self._consumer.incremental_assign([self._at(name, begin.offset)])
         self._waiting.discard(name)
         self._assigned.add(name)
 
@@ -227,10 +322,11 @@ class KafkaSource(Source):
         """What librdkafka has fetched."""
         self._serve()
         self._read_at = time.monotonic()
-        if self._waiting and (now := time.monotonic()) >= self._next_lookup:
+        if self._waiting and self._topic_ids.is_answered and (now := time.monotonic()) >= self._next_lookup:
             self._next_lookup = now + self.refresh_secs
             for name in filter(self._waiting.__contains__, self._known or ()):
-                self._ask(f"position of {name}", partial(self._read_position, name), self._begin)
+                then = partial(self._begin, name, self._topic_ids.of(_topic_of(name)))
+                self._ask(f"position of {name}", partial(self._read_position, name), then)
         if self._paused or full:
             self._pause(self._assigned.intersection(full))
         found: list[SourceRecord | PartitionEnd | Exception] = []
@@ -240,16 +336,16 @@ class KafkaSource(Source):
             if error is None:
                 kind, at_ms = message.timestamp()
                 value, key, headers = message.value(), message.key(), dict(message.headers() or ())
-                found.append(SourceRecord(value, name, message.offset() + 1, key, at_ms if kind else None, headers))
+                topic_id = self._read_ids.get(name)
+                after = message.offset() + 1
+                at_ms = at_ms if kind else None
+                found.append(SourceRecord(value, name, after, key, at_ms, headers, topic_id=topic_id))
             elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
                 found.append(PartitionEnd(name, message.offset()))
             elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET and name in self._assigned:
-                # The reader was overtaken by retention, or the topic is a new one.
-                self._consumer.incremental_unassign([self._at(name)])
-                self._assigned.discard(name)
-                self._waiting.add(name)
-                self._paused.discard(name)
-                self._next_lookup = 0.0
+                # The reader was overtaken by retention, or the topic is a new one: its id says which.
+                self._interrupt(name)
+                self._topic_ids.ask_again()
             else:
                 self._errors.append(self._readable(error))
         found += self._errors
@@ -266,13 +362,40 @@ class KafkaSource(Source):
 
     def commit(self, after: Mapping[str, Any]) -> None:
         """Store offsets; what could not be stored is tried again at the next call."""
-        self._wanted.update((name, offset) for name, offset in after.items() if name in self._wanted)
-        changed = {name: offset for name, offset in self._wanted.items() if self._stored.get(name) != offset}
         self._serve()
+        self._wanted.update((name, offset) for name, offset in after.items() if name in self._wanted)
+        positions = {name: CommittedPosition(offset, self._read_ids.get(name)) for name, offset in self._wanted.items()}
+        changed = {name: position for name, position in positions.items() if self._stored.get(name) != position}
         if changed:
-            offsets = [self._at(name, offset, self._label) for name, offset in changed.items()]
-            self._ask("commit", lambda: self._asker.commit(offsets=offsets, asynchronous=False), self._on_commit)
+            # A close cannot wait: its positions carry the id of their topic.
+            checks_ids = self._topic_ids.is_given and not self._closed
+            self._ask("commit", partial(self._send_commit, changed, checks_ids), self._on_sent)
             self._serve()
+
+    def _send_commit(
+        self, positions: Mapping[str, CommittedPosition], checks_ids: bool
+    ) -> tuple[Mapping[str, str] | None, Sequence[Any]]:
+        """Commit positions, but none of a topic that was deleted; it waits.
+
+        Returns the ids of the topics, ``None`` if not asked for, and the committed offsets.
+        """
+        topic_ids = self._topic_ids.read() if checks_ids else None
+        current_ids = topic_ids or {}
+        offsets: list[Any] = []
+        for name, position in positions.items():
+            if not is_recreated(position.topic_id, current_ids.get(_topic_of(name))):
+                offsets.append(self._at(name, position.offset, position_metadata(self._label, position.topic_id)))
+        has_lost_task = checks_ids and (self._late.is_set() or not self._may_write())
+        if not offsets or has_lost_task:
+            return topic_ids, []
+        return topic_ids, self._asker.commit(offsets=offsets, asynchronous=False)
+
+    def _on_sent(self, answer: tuple[Mapping[str, str] | None, Sequence[Any]]) -> None:
+        topic_ids, offsets = answer
+        if topic_ids is not None:
+            self._topic_ids.update(topic_ids)
+            self._on_topic_ids()
+        self._on_commit(offsets)
 
     def _on_commit(self, offsets: Sequence[Any]) -> None:
         for one in offsets:
@@ -280,9 +403,17 @@ class KafkaSource(Source):
             if one.error is not None:
                 self._errors.append(self._readable(one.error))
             elif one.offset >= 0:
-                self._stored[name] = one.offset
+                self._stored[name] = CommittedPosition(one.offset, topic_id_in(one.metadata))
             else:
                 self._stored.pop(name, None)
+
+    def _committed_offset(self, name: str) -> int | None:
+        """Offset in the current topic before which all is finished; ``None``: unknown."""
+        position = self._stored.get(name) or self._interrupted.get(name)
+        if position is None:
+            return None
+        # Of a topic that was created again no record is finished.
+        return 0 if is_recreated(position.topic_id, self._topic_ids.of(_topic_of(name))) else position.offset
 
     def lag(self) -> Mapping[str, Lag]:
         """Records after the committed offset, by the newest ends that are known."""
@@ -293,10 +424,10 @@ class KafkaSource(Source):
             end = -1
             if name in self._assigned and name not in self._paused:
                 end = self._consumer.get_watermark_offsets(self._at(name), cached=True)[1]
-            if (end < 0 or stale) and name in self._stored:
+            stored = self._committed_offset(name)
+            if (end < 0 or stale) and stored is not None:
                 asked.append(name)
                 end = max(end, self._ends.get(name, -1))
-            stored = self._stored.get(name)
             found[name] = Lag(None if end < 0 or stored is None else max(0, end - stored))
         if asked:
             # Nothing is fetched of them now, which would bring their ends.
@@ -311,7 +442,7 @@ class KafkaSource(Source):
             return
         self._closed = True
         self._asked.clear()
-        stored, late = Event(), Event()
+        stored = Event()
 
         def end() -> None:
             try:
@@ -319,17 +450,22 @@ class KafkaSource(Source):
                     if self._answer is not None:
                         wait([self._answer[1]])
                     self._serve()
-                    if not last and not late.is_set() and self._may_write():
+                    if not last and not self._late.is_set() and self._may_write():
                         self.commit({})
             finally:
                 stored.set()
                 self._asker.close()
                 self._consumer.close()
+                self._topic_ids.close()
 
         Thread(target=end, name="kafka-close", daemon=True).start()
         if not stored.wait(_CLOSE_SECS):
-            late.set()
+            self._late.set()
 
 
 def _name_of(topic: str, number: int) -> str:
     return f"{topic}[{number}]"
+
+
+def _topic_of(name: str) -> str:
+    return name[:-1].rpartition("[")[0]

@@ -118,6 +118,7 @@ class SourceSpout(Spout):
             self._guarded(self._refresh, now)
         if self._mine is None:
             return
+        self._guarded(self._drop_recreated)
         # A source may need long to go on with a partition that was full: some records are read beyond the bound.
         full = self._tracker.full if self._tracker.held >= _BATCH else ()
         if full and (full >= (self._mine or {""}) or self._tracker.held >= (4 + len(full)) * _BATCH):
@@ -156,6 +157,16 @@ class SourceSpout(Spout):
 
     def _release(self, name: str) -> None:
         self._source.nack([one.record.handle for one in self._tracker.release(name) if one.record.handle is not None])
+
+    def _drop_recreated(self) -> None:
+        """Drop the records of partitions that were deleted and created again.
+
+        Their positions count there no longer.
+        """
+        for name in self._source.recreated():
+            if name in self._tracker.partitions:
+                self._release(name)
+            self._committed.pop(name, None)
 
     def values(self, record: SourceRecord) -> Sequence[Any] | None:
         """Values of the tuple that is emitted for a record; ``None``: it is skipped. What this raises makes the record a
@@ -251,6 +262,7 @@ class SourceSpout(Spout):
             self._guarded(self._report_lag)
 
     def _commit(self, now: float) -> None:
+        self._drop_recreated()
         changed = {
             name: after for name, after in self._tracker.positions() if self._committed.get(name, _NOTHING) != after
         }

@@ -50,6 +50,14 @@ class Source(Protocol):
         """The next records, about ``most``, of partitions that are not ``full``. Exceptions among them are reported."""
         ...
 
+    def recreated(self) -> Collection[str]:
+        """Partitions that were deleted and created again since the last call.
+
+        Records that were read of them before are dropped: their acks commit no position. Called
+        before each :meth:`read` and :meth:`commit`; this must not wait.
+        """
+        return ()
+
     def commit(self, after: Mapping[str, Any]) -> None:
         """Partition -> position before which all is finished, where it changed: about once a second, perhaps empty.
         Only if the source keeps positions; it need not wait until they are stored."""

@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.model.errors import InvalidRequest
-
 SPAN = 10
 """So many times the bound on open records are read from the first of them on: all of that stays in memory."""
 
@@ -33,6 +31,8 @@ class SourceRecord(msgspec.Struct, frozen=True):
     headers: dict[str, Any] = {}
     handle: Any = None
     """What a queue needs to ack this record."""
+    topic_id: str | None = None
+    """Kafka's id of the topic; another one after it was deleted and created again. ``None``: unknown."""
 
 
 class PartitionEnd(msgspec.Struct, frozen=True):
@@ -223,21 +223,3 @@ class Tracker:
         if progress.records and isinstance(first := progress.records[0], OpenRecord) and first.record.at_ms is not None:
             at_ms = first.record.at_ms
         return None if at_ms is None else max(0, now_ms - at_ms)
-
-
-def first_position(position: Any, first: Any, end: Any, *, start: Any, on_lost: str, name: str) -> Any:
-    """Where the reading of a partition begins, whose records from ``first`` to before ``end`` exist.
-
-    Without a committed ``position`` at ``start``: ``"earliest"``, ``"latest"``, or a position. :class:`InvalidRequest` if
-    the position is lost, because it is not among those any more, and ``on_lost`` is ``"stop"``."""
-    ends = {"earliest": first, "latest": end}
-    if position is None:
-        return ends.get(start, start)
-    if first <= position <= end:
-        return position
-    if on_lost not in ends:
-        raise InvalidRequest(
-            f"{name} stands still: its committed position {position} is lost, the source has {first} to {end}. Set "
-            'on_lost of its source to "earliest" or "latest" to go on there, or commit another position'
-        )
-    return ends[on_lost]

@@ -373,6 +373,38 @@ def test_retention_that_overtakes_a_reader_stops_its_partition_and_says_so(
 
 
 @real
+def test_a_topic_that_is_created_again_stops_running_workers_by_name(
+    make: Callable[..., Readers], kafka: KafkaRig
+) -> None:
+    readers = make()
+    kafka.produce(readers.topic, range(5 * PARTITIONS), PARTITIONS)
+    readers.assign(s1="10", s2="11")
+    readers.start()
+    kafka.wait_for_end(readers.group, readers.topic)
+    old_id = kafka.topic_id(readers.topic)
+    kafka.recreate(readers.topic, PARTITIONS)
+    first = 1000
+    records = range(first, first + 8 * PARTITIONS)
+    kafka.produce(readers.topic, records, PARTITIONS)
+    new_id = kafka.topic_id(readers.topic)
+
+    def stopped(slot: tuple[str, int]) -> bool:
+        """True if a worker reports a partition with both ids. A task reports few errors at once."""
+        lines = [line for line in readers.rig.log(*slot).splitlines() if "stands still" in line]
+        return any(f"{old_id}" in line and f"{new_id}" in line for line in lines)
+
+    for slot in readers.slots.values():
+        eventually(lambda slot=slot: stopped(slot), 60, "a partition stands still, and both topic ids are in the log")
+    assert kafka.committed(readers.group, readers.topic) == {}, "no old number is put back"
+    # Killed workers read on where the operator says.
+    readers.kill(TWO)
+    kafka.commit(readers.group, readers.topic, [0] * PARTITIONS)
+    readers.start(TWO)
+    kafka.wait_for_end(readers.group, readers.topic)
+    assert {n for n in readers.seen() if n >= first} == set(records)
+
+
+@real
 @pytest.mark.skipif("KAFKA_PID" not in os.environ, reason="a broker that may be stopped: set KAFKA_PID")
 def test_a_broker_that_is_away_blocks_no_loop_and_work_goes_on_by_itself(
     make: Callable[..., Readers], kafka: KafkaRig

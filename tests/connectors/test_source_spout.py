@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ class World:
     seen: ClassVar[list[Any]] = []
     error: ClassVar[Exception | None] = None
     closed: ClassVar[int] = 0
+    recreated: ClassVar[set[str]] = set()
 
     @classmethod
     def reset(cls, **logs: list[bytes]) -> None:
@@ -76,6 +78,11 @@ class InThread(Source):
             if end == len(World.logs[name]):
                 found.append(PartitionEnd(name, end))
         return found
+
+    def recreated(self) -> Collection[str]:
+        names = World.recreated
+        World.recreated = set()
+        return names
 
     def lag(self) -> Mapping[str, Lag]:
         return {name: Lag(len(World.logs[name]) - World.committed.get(name, 0)) for name in self.at}
@@ -266,6 +273,29 @@ def test_a_letter_that_cannot_be_kept_loses_no_record(monkeypatch: pytest.Monkey
         assert World.committed.get("a") in (None, 0)
         World.bad = set()
         run_until(harness, lambda: World.committed.get("a") == 2)
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_what_was_read_of_a_partition_before_it_was_created_again_commits_nothing(make: Callable[[], Any]) -> None:
+    World.reset(a=[b"1", b"2"], b=[b"3"])
+    World.bad = {2}
+    source = make()
+    World.recreated = set()
+    settings = {"on_poison": "block", "max_open": 1, "retries": Retries(most=0, first_secs=0.5)}
+    with TopologyHarness(topology(source, **settings)) as harness:
+        run_until(harness, lambda: [2] in World.seen)
+        (spout,) = harness.tasks("records")
+        run_until(harness, lambda: spout._committed == {"a": 1, "b": 1})
+        # Also a partition that is full, and another that has no open record.
+        World.logs["a"] = World.logs["b"] = [b"7"]
+        spout._source.at = {"a": 0, "b": 0}
+        World.recreated = {"a", "b"}
+        run_until(harness, lambda: World.seen.count([7]) == 2 and spout._committed == {"a": 1, "b": 1})
+        World.bad = set()
+        tries = World.seen.count([2])
+        until = time.monotonic() + 1
+        run_until(harness, lambda: time.monotonic() > until)
+        assert spout._committed == {"a": 1, "b": 1} and World.seen.count([2]) == tries
 
 
 @dataclass

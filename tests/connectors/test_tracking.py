@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storm_dagster.connectors.tracking import (
-    SPAN,
-    OpenRecord,
-    PartitionEnd,
-    Retries,
-    SourceRecord,
-    Tracker,
-    first_position,
-)
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.connectors.tracking import SPAN, OpenRecord, PartitionEnd, Retries, SourceRecord, Tracker
 from storm_dagster.model.groupings import reader_of
 
 QUICK = Retries(most=2, first_secs=1.0, longest_secs=8.0)
@@ -227,24 +217,3 @@ def test_each_partition_has_one_reader_and_numbered_ones_go_around(tasks: int) -
     readers = Counter(reader_of(f"orders[{number}]", tasks) for number in range(12))
     assert set(readers) == set(range(tasks)) and max(readers.values()) - min(readers.values()) <= 1
     assert {reader_of(name, tasks) for name in ("a", "", "s3://x/y.csv", "9" * 40)} <= set(range(tasks))
-
-
-@pytest.mark.parametrize(
-    ("position", "start", "on_lost", "found"),
-    [
-        (None, "earliest", "stop", 10),
-        (None, "latest", "stop", 20),
-        (None, 15, "stop", 15),
-        (10, "latest", "stop", 10),
-        (20, "earliest", "stop", 20),
-        (9, "latest", "earliest", 10),
-        (21, "earliest", "latest", 20),
-    ],
-)
-def test_where_reading_begins(position: Any, start: Any, on_lost: str, found: int) -> None:
-    assert first_position(position, 10, 20, start=start, on_lost=on_lost, name="orders[3]") == found
-
-
-def test_a_lost_position_names_both_positions_and_the_setting() -> None:
-    with pytest.raises(InvalidRequest, match=r"orders\[3\] .* position 9 is lost, .* 10 to 20\. Set on_lost"):
-        first_position(9, 10, 20, start="latest", on_lost="stop", name="orders[3]")

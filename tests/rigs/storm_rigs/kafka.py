@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -34,6 +34,10 @@ class KafkaRig:
     def topic(self, partitions: int = 4, **config: str) -> str:
         """A new topic. Librdkafka's brokers give each four partitions."""
         name = f"t-{uuid.uuid4().hex[:8]}"
+        self._create(name, partitions, config)
+        return name
+
+    def _create(self, name: str, partitions: int, config: dict[str, str]) -> None:
         if REAL:
             self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
         else:
@@ -46,7 +50,18 @@ class KafkaRig:
             return found.error is None and len(found.partitions) == partitions
 
         eventually(known, what=f"topic {name} is there")
-        return name
+
+    def recreate(self, topic: str, partitions: int = 4) -> None:
+        """Delete a topic of a real broker, and create it again."""
+        self.admin.delete_topics([topic])[topic].result(30)
+        self._create(topic, partitions, {})
+
+    def topic_id(self, topic: str) -> str | None:
+        """Id of a topic as Kafka prints it. Librdkafka's brokers give none."""
+        if not REAL:
+            return None
+        described = self.admin.describe_topics(TopicCollection([topic]))[topic].result(30)
+        return str(described.topic_id).replace("+", "-").replace("/", "_")
 
     def produce(
         self, topic: str, values: Iterable[Any], partitions: int = 4, *, transaction: bool | None = None, **how: Any
@@ -94,9 +109,9 @@ class KafkaRig:
         """Partition -> committed offset, where there is one."""
         return {f"{topic}[{one.partition}]": one.offset for one in self.offsets(group, topic) if one.offset >= 0}
 
-    def commit(self, group: str, topic: str, offsets: Sequence[int]) -> None:
+    def commit(self, group: str, topic: str, offsets: Sequence[int], metadata: str = "") -> None:
         """Commit offsets of the first partitions."""
-        found = [TopicPartition(topic, number, offset) for number, offset in enumerate(offsets)]
+        found = [TopicPartition(topic, number, offset, metadata) for number, offset in enumerate(offsets)]
         self._client(group).commit(offsets=found, asynchronous=False)
 
     def wait_for_end(self, group: str, topic: str, timeout: float = 60.0) -> None:
